@@ -1,0 +1,1 @@
+"""Pure specifications of models: layers, KV groups, parameters. No torch."""

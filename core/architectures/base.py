@@ -1,0 +1,39 @@
+"""`Architecture`: what the engine, the simulator and `inspect` know of a model without loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from bien.core.kv.groups import KVGroup
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only model. `groups` carries the KV declaration at `block_tokens` of the deployment."""
+
+    name: str  # architecture, e.g. "llama"
+    model: str  # model name or folder
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_context: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int = 0  # total, embeddings included, tied head counted once
+    eos_token_ids: tuple[int, ...] = ()
+    groups: tuple[KVGroup, ...] = ()
+    config: dict[str, Any] = {}  # the checkpoint's own fields, for the torch module
+
+
+class ArchitectureReader(Protocol):
+    """Reads a checkpoint's config strictly into an `Architecture` (provider kind "architecture").
+
+    A missing field that decides the architecture is a `ModelError`, never a default.
+    """
+
+    model_types: tuple[str, ...]  # values of `model_type` in config.json that this reader takes
+
+    def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture: ...

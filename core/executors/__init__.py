@@ -1,0 +1,1 @@
+"""Executors run plans: `torch` computes, `simulated` asks a cost model."""

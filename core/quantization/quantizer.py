@@ -1,0 +1,34 @@
+"""The quantizer contract: weight formats and linear methods; never model code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LinearMethod(Protocol):
+    """A linear layer's product, weights inside."""
+
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in x's dtype."""
+        ...
+
+
+class Quantizer(Protocol):
+    """Makes the linear layers of a model from its full-precision weights."""
+
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        """Whether it can read this checkpoint (its `quantization_config`, or none)."""
+        ...
+
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearMethod:
+        """`weight` is [out, in] in the compute dtype; `name` is the checkpoint's, without ".weight".
+        "lm_head" and "embed_tokens" are passed as well: a quantizer may keep them in full precision."""
+        ...
+
+    def close(self) -> None: ...

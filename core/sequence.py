@@ -1,0 +1,82 @@
+"""`Sequence`: the mutable state of one request inside an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from bien.core.request import GenerateRequest, Prompt
+
+if TYPE_CHECKING:
+    from bien.core.kv.cache import SequenceKV
+
+
+class Status(IntEnum):
+    WAITING = 0  # no KV, no slot
+    LOADING = 1  # KV blocks are on their way from a lower tier; must not be planned
+    RUNNING = 2  # has slot and KV
+    FINISHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Counts are in tokens. `length` = prompt + confirmed outputs; `computed` <= `length` have KV.
+
+    Everything is written by the engine only; schedulers read.
+    """
+
+    id: str
+    request: GenerateRequest
+    arrival: float  # clock seconds at submit
+    order: int  # submit order, the tie-breaker
+    seed: int
+    content: Prompt  # prompt plus confirmed outputs (grows with them when ids are known)
+    length: int
+    status: Status = Status.WAITING
+    computed: int = 0  # confirmed positions with KV
+    planned: int = 0  # positions with KV once every step in flight has ended (>= computed)
+    promised: int = 0  # tokens that steps in flight will add (placeholders)
+    drafts: int = 0  # drafts ready to be verified in the next plan
+    draft_tokens: list[int] = field(default_factory=list)  # host drafts (ids)
+    syncs: bool = False  # in flight with drafts: unplannable until its step has ended
+    slot: int = -1
+    epoch: int = 0  # grows at each preemption: results of older plans carry tokens, but no KV
+    kv: SequenceKV | None = None
+    hashes: bytes = b""  # chain of full blocks of `content`
+    cached: int = 0  # tokens found in a cache at first admission (device and lower tiers)
+    preemptions: int = 0
+    first_token: float = -1.0  # clock seconds, -1 until then
+    finish: str | None = None  # "stop", "length", "abort", "error"
+    rounds: int = 0  # verify rounds with drafts, for acceptance length
+    drafted: int = 0
+    accepted: int = 0
+    rolling: int = -1  # position of the newest state snapshot taken for this sequence
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.request.prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        return self.length - self.request.prompt_tokens
+
+    @property
+    def known(self) -> int:
+        """Length once every step in flight has ended."""
+        return self.length + self.promised
+
+    @property
+    def pending(self) -> int:
+        """Tokens that can be computed now: the rest of the prompt, or 1 in decode, 0 while unplannable.
+
+        For a WAITING sequence it counts the whole content: admission may find some of it cached.
+        """
+        if self.syncs or self.status is Status.LOADING or self.status is Status.FINISHED:
+            return 0
+        return self.known - self.planned
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens still allowed, counting those in flight."""
+        return self.request.sampling.max_tokens - self.output_tokens - self.promised

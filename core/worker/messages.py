@@ -1,0 +1,131 @@
+"""Frames between gateway and worker. Hot ones are arrays; every added field has a default.
+
+A frame on the wire is a uint32-LE length and one msgpack value. Token ids and hashes travel as packed
+bytes. A prompt larger than `PART_BYTES` follows its Submit in `PromptPart` frames, so that token frames
+pass between them.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from bien.core.kv.events import EventBatch, KVEvent
+from bien.core.request import GenerateRequest
+
+PROTOCOL = 1
+PART_BYTES = 65536
+
+
+class WorkerInfo(msgspec.Struct, array_like=True, frozen=True):
+    """Who a worker is; part of its hello."""
+
+    id: str
+    generation: str  # boot id + epoch: changes when its cache is empty again
+    fp: str  # fingerprint of the KV representation
+    model: str = ""
+    role: str = "both"
+    dp_ranks: int = 1
+    block_tokens: int = 16
+    max_context: int = 0
+    slots: int = 0
+    capacity_tokens: int = 0  # tokens of the smallest paged group's pool
+    vocab_size: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    pid: int = 0
+    group_kinds: tuple[str, ...] = ("full",)  # GroupKind values, in group order
+    group_windows: tuple[int, ...] = (0,)
+    snapshot_tokens: tuple[int, ...] = (0,)
+
+
+class WorkerStats(msgspec.Struct, array_like=True, gc=False):
+    """Load after a step; sent with every StepFrame and on change while idle."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0  # uncomputed prompt tokens of waiting and running sequences
+    used_blocks: int = 0  # of the first group: held by running sequences
+    cached_blocks: int = 0
+    total_blocks: int = 0
+    steps: int = 0
+    computed_tokens: int = 0  # cumulative, as are the following
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+    busy_seconds: float = 0.0
+    store_bytes: int = 0
+    finished: int = 0
+
+
+class Output(msgspec.Struct, array_like=True, gc=False):
+    """What one request gained in one step."""
+
+    rid: int
+    count: int = 0  # tokens gained
+    tokens: bytes = b""  # their ids, uint32-LE; empty in simulation
+    finish: str | None = None  # "stop", "length", "abort", "error"
+    cached: int = -1  # tokens found in a cache; set on the first output, else -1
+    error: str = ""
+    error_code: str = ""
+    times: tuple[float, float] | None = None  # simulation: clock of the first and last token of a jump
+    drafted: int = 0  # on the last output: totals of the request
+    accepted: int = 0
+    rounds: int = 0
+
+
+class Hello(msgspec.Struct, array_like=True, tag="hello"):
+    protocol: int
+    info: WorkerInfo
+
+
+class Submit(msgspec.Struct, array_like=True, tag="submit"):
+    """`request.prompt` is empty and `prompt_bytes` > 0 when PromptPart frames follow."""
+
+    rid: int
+    request: GenerateRequest
+    prompt_bytes: int = 0
+
+
+class PromptPart(msgspec.Struct, array_like=True, tag="part"):
+    rid: int
+    data: bytes
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort"):
+    rid: int
+
+
+class SnapshotRequest(msgspec.Struct, array_like=True, tag="snapshot?"):
+    pass
+
+
+class Snapshot(msgspec.Struct, array_like=True, tag="snapshot"):
+    """All cached blocks as "stored" events, as of event sequence number `seq`."""
+
+    generation: str
+    seq: int
+    events: list[KVEvent] = []
+
+
+class StepFrame(msgspec.Struct, array_like=True, tag="step"):
+    """One per gateway and step."""
+
+    outputs: list[Output] = []
+    batch: EventBatch | None = None
+    stats: WorkerStats | None = None
+    time: float = 0.0
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="bye"):
+    """Gateway to worker: finish nothing, stop now. Worker to gateway: I stop, with the reason."""
+
+    reason: str = ""
+
+
+ToWorker = Union[Submit, PromptPart, Abort, SnapshotRequest, Shutdown]
+FromWorker = Union[Hello, StepFrame, Snapshot, Shutdown]
