@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from bien.core.request import GenerateRequest, Prompt
+from bien.core.content import Content
+from bien.core.request import GenerateRequest
 
 if TYPE_CHECKING:
     from bien.core.kv.cache import SequenceKV
@@ -31,7 +32,7 @@ class Sequence:
     arrival: float  # clock seconds at submit
     order: int  # submit order, the tie-breaker
     seed: int
-    content: Prompt  # prompt plus confirmed outputs (grows with them when ids are known)
+    content: Content  # prompt plus confirmed outputs
     length: int
     status: Status = Status.WAITING
     computed: int = 0  # confirmed positions with KV
@@ -51,7 +52,9 @@ class Sequence:
     rounds: int = 0  # verify rounds with drafts, for acceptance length
     drafted: int = 0
     accepted: int = 0
-    rolling: int = -1  # position of the newest state snapshot taken for this sequence
+    reserved: int = 0  # positions that have blocks in every paged group
+    rolling: dict[int, tuple[int, int]] = field(default_factory=dict)  # STATE group: (position, block)
+    skip_store: bool = False  # a load failed: recompute instead
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,7 +77,9 @@ class Sequence:
         """
         if self.syncs or self.status is Status.LOADING or self.status is Status.FINISHED:
             return 0
-        return self.known - self.planned
+        if self.remaining <= 0:
+            return 0
+        return self.length + self.promised - self.planned
 
     @property
     def remaining(self) -> int:
