@@ -1,0 +1,196 @@
+"""`Rows`: the ragged batch that models and device drafters are given.
+
+A step computes `counts[i]` consecutive positions, from `starts[i]`, of each of S sequences; all of them lie
+one after the other in flat arrays of N tokens. A layer says which layer it is, and `Rows` finds pool, block
+tables and lengths of that layer's KV group. What all layers of a group share is computed once per step.
+
+    sequence 0        sequence 1   sequence 2
+    [ p p p p p p ]   [ d ]        [ d  x  x ]        p prompt chunk, d last token, x draft
+    offsets: 0        6            7           10
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bien.core.kv.groups import GroupKind
+from bien.core.plan import I32
+
+if TYPE_CHECKING:
+    from bien.core.executors.pools import Pool
+    from bien.core.kernels.base import Kernels
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class GroupRows:
+    """What a kernel needs to know of one KV group in one step. Blocks of table row i are those of sequence i."""
+
+    pool: Pool
+    table: I32  # [S, blocks]: table[i, b] holds positions b*block_tokens .. of sequence i; 0 = none
+    starts: I32  # [S] first position computed in this step
+    counts: I32  # [S]
+    offsets: I64  # [S+1] where a sequence's tokens begin in flat arrays
+    device: torch.device
+    plans: dict[Any, Any] = field(default_factory=dict)  # kernels keep what they derive per step here
+    _mapping: Tensor | None = None
+
+    @property
+    def block_tokens(self) -> int:
+        return self.pool.group.block_tokens
+
+    @property
+    def window(self) -> int:
+        return self.pool.group.window
+
+    @property
+    def mapping(self) -> Tensor:
+        """[N] int64: where each token's entry lies in the pool, as block * block_tokens + offset."""
+        if self._mapping is None:
+            size = self.block_tokens
+            if len(self.counts) == int(self.offsets[-1]):  # one token each
+                row, position = np.arange(len(self.counts)), self.starts.astype(np.int64)
+            else:
+                row = np.repeat(np.arange(len(self.counts)), self.counts)
+                position = flat_positions(self.starts, self.counts, self.offsets)
+            block = self.table[row, position // size].astype(np.int64)
+            self._mapping = torch.from_numpy(block * size + position % size).to(self.device)
+        return self._mapping
+
+
+class Rows:
+    """One step's ragged batch. Made by the executor; layers and drafters read it and call it."""
+
+    def __init__(
+        self,
+        pools: tuple[Pool, ...],
+        tables: tuple[I32, ...],
+        slots: I32,
+        starts: I32,
+        counts: I32,
+        drafts: I32,
+        kernels: Kernels,
+        device: torch.device,
+        layers: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        """`tables[g]` is the executor's [slots, blocks] block table of group g; `layers` maps a layer to
+        (group, index in the group), by default the target model's layers."""
+        self.pools, self.tables, self.kernels, self.device = pools, tables, kernels, device
+        self.slots, self.starts, self.counts = slots, starts, counts
+        self.drafts = drafts  # [S] how many of a sequence's last tokens are drafts
+        self.layers = target_layers(pools) if layers is None else layers
+        self.offsets: I64 = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(counts, out=self.offsets[1:])
+        self.tokens = int(self.offsets[-1])  # N
+        self.positions = torch.from_numpy(flat_positions(starts, counts, self.offsets)).to(device)  # [N] int64
+        self.shared: dict[Any, Any] = {}  # what layers derive once per step (rotary angles)
+        self.kept: dict[int, Tensor] = {}  # STATE group -> [layers, sum(keep), width], when drafts run
+        self._groups: dict[int, GroupRows] = {}
+
+    @property
+    def keep(self) -> I32:
+        """[S] how many states `store_states` takes per sequence: those after its last token and, for each
+        draft, after the token before it."""
+        return self.drafts + 1
+
+    def group(self, index: int) -> GroupRows:
+        """The step's view of KV group `index` (plan order)."""
+        found = self._groups.get(index)
+        if found is None:
+            table = self.tables[index][self.slots]
+            found = GroupRows(
+                self.pools[index], table, self.starts, self.counts, self.offsets, self.device
+            )
+            self._groups[index] = found
+        return found
+
+    def write(self, layer: int, kv: Tensor) -> None:
+        """Store every token's entry: kv [N, width]; for attention layers K heads, then V heads."""
+        group, index = self.layers[layer]
+        rows = self.group(group)
+        self.kernels.write_kv(rows.pool.flat[index], rows.mapping, kv)
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Causal attention (inside the group's window) over what `write` stored: query [N, heads, d] ->
+        [N, heads * d]. The group's width says how many KV heads there are: width / (2 d)."""
+        group, index = self.layers[layer]
+        rows = self.group(group)
+        return self.kernels.paged_attention(query, rows.pool.layers[index], rows, scale)
+
+    def load_states(self, layer: int) -> Tensor:
+        """[S, width]: a copy of every sequence's recurrent state before this step (zero at position 0)."""
+        group, index = self.layers[layer]
+        return self.pools[group].data[index].index_select(0, self._live(group))
+
+    def store_states(self, layer: int, states: Tensor) -> None:
+        """Put states back: [sum(keep), width] in row order, for each sequence those after its last `keep`
+        tokens, oldest first. The executor settles on the accepted one after verification."""
+        group, index = self.layers[layer]
+        pool, keep = self.pools[group], self.keep
+        last = states
+        if len(states) != len(self.slots):
+            kept = self.kept.get(group)
+            if kept is None:
+                kept = states.new_empty(len(pool.group.layers), *states.shape)
+                self.kept[group] = kept
+            kept[index] = states
+            ends = np.cumsum(keep, dtype=np.int64) - 1
+            last = states.index_select(0, torch.from_numpy(ends).to(self.device))
+        pool.data[index].index_copy_(0, self._live(group), last.to(pool.data.dtype))
+
+    def redirect(self, group: int) -> Rows:
+        """The same rows for layers that read and write `group` (a drafter's own) instead of the target's:
+        layer `pools[group].group.layers[j]` is the group's j-th."""
+        layers = {layer: (group, j) for j, layer in enumerate(self.pools[group].group.layers)}
+        other = Rows.__new__(Rows)
+        other.__dict__.update(self.__dict__)
+        other.layers = layers
+        return other
+
+    def next(self, tokens: Tensor | None = None) -> Rows:
+        """One row per sequence at the position after its last one (`tokens`, the ids there, may be given
+        by drafters; positions do not depend on them)."""
+        ones = np.ones(len(self.slots), np.int32)
+        starts = (self.starts + self.counts).astype(np.int32)
+        return Rows(
+            self.pools,
+            self.tables,
+            self.slots,
+            starts,
+            ones,
+            np.zeros_like(ones),
+            self.kernels,
+            self.device,
+            self.layers,
+        )
+
+    def _live(self, group: int) -> Tensor:
+        key = ("live", group)
+        if key not in self.shared:
+            blocks = self.tables[group][self.slots, 0].astype(np.int64)
+            self.shared[key] = torch.from_numpy(blocks).to(self.device)
+        return self.shared[key]  # type: ignore[no-any-return]
+
+
+def flat_positions(starts: I32, counts: I32, offsets: I64) -> I64:
+    """[N] the position of every flat token."""
+    flat = np.arange(int(offsets[-1]), dtype=np.int64)
+    flat += np.repeat(starts.astype(np.int64) - offsets[:-1], counts)
+    return flat
+
+
+def target_layers(pools: tuple[Pool, ...]) -> dict[int, tuple[int, int]]:
+    """Layer -> (group, index in the group), drafters' own groups left out."""
+    return {
+        layer: (g, j)
+        for g, pool in enumerate(pools)
+        if pool.group.kind is not GroupKind.DRAFT
+        for j, layer in enumerate(pool.group.layers)
+    }

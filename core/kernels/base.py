@@ -1,0 +1,36 @@
+"""`Kernels`: the operations that a faster implementation may replace. Torch (torch_kernels.py) is the oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bien.core.executors.rows import GroupRows
+
+
+class Kernels(Protocol):
+    """Stateless; every tensor lies on one device. N = tokens of the step."""
+
+    def write_kv(self, flat: Tensor, mapping: Tensor, kv: Tensor) -> None:
+        """flat[mapping[i]] = kv[i]: flat [(blocks+1) * block_tokens, width], mapping [N] int64, kv [N, width]."""
+        ...
+
+    def paged_attention(self, query: Tensor, pool: Tensor, rows: GroupRows, scale: float) -> Tensor:
+        """Softmax attention of every token over the positions <= its own (and > its own - window) of its
+        sequence: query [N, heads, d], pool [blocks+1, block_tokens, 2 * kv_heads * d] -> [N, heads * d]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+        ...
+
+    def rope(self, x: Tensor, angles: Tensor) -> None:
+        """Rotate pairs (x[..., 2j], x[..., 2j+1]) in place: x [N, heads, d], angles [N, d/2] complex
+        cos + i sin."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of [N, 2 * width] = gate then up."""
+        ...
