@@ -16,6 +16,8 @@ import msgspec
 
 assert sys.byteorder == "little", "packed token ids are little-endian"
 
+_PAIR = struct.Struct("<qq")
+
 
 class TokenIds(msgspec.Struct, array_like=True, gc=False, tag="t", frozen=True):
     """Token ids, packed as uint32 little-endian (a list of 200k ids costs 8 ms on a wire, this 0.1)."""
@@ -82,15 +84,19 @@ class BlockRuns(msgspec.Struct, array_like=True, gc=False, tag="r", frozen=True)
 
     def slice(self, start: int, stop: int) -> BlockRuns:
         """Tokens start..stop as runs of their own."""
+        flat = array.array("q")
+        flat.frombytes(self.packed)
         out: list[tuple[int, int]] = []
         at = 0
-        for first, n in self.runs():
-            lo, hi = max(start, at), min(stop, at + n)
-            if lo < hi:
-                out.append((first + lo - at, hi - lo))
-            at += n
-            if at >= stop:
-                break
+        for i in range(1, len(flat), 2):
+            end = at + flat[i]
+            if end > start:
+                lo, hi = max(start, at), min(stop, end)
+                if lo < hi:
+                    out.append((flat[i - 1] + lo - at, hi - lo))
+                if end >= stop:
+                    break
+            at = end
         return BlockRuns.of(out)
 
     def content(self, start: int, stop: int) -> bytes:
@@ -98,7 +104,14 @@ class BlockRuns(msgspec.Struct, array_like=True, gc=False, tag="r", frozen=True)
         return self.slice(start, stop).packed
 
     def join(self, other: BlockRuns) -> BlockRuns:
-        return BlockRuns.of(self.runs() + other.runs())
+        if not self.length or not other.length:
+            return self if self.length else other
+        first, n = _PAIR.unpack_from(self.packed, len(self.packed) - 16)
+        then, more = _PAIR.unpack_from(other.packed)
+        if first + n != then:
+            return BlockRuns(self.packed + other.packed, self.length + other.length)
+        seam = _PAIR.pack(first, n + more)
+        return BlockRuns(self.packed[:-16] + seam + other.packed[16:], self.length + other.length)
 
 
 Prompt = Union[TokenIds, BlockRuns]

