@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from bien.core.errors import DeploymentError, nearest
+from bien.core.strict import decode, join
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
 
 class Selection(msgspec.Struct, frozen=True):
-    """One plugin of a kind: `use = "name"`, every other key is one of its parameters."""
+    """One plugin of a kind: `use = "name"`, every other key is one of its parameters.
+
+    In a file, a bare string is a selection without parameters: `scheduler = "fcfs"`.
+    """
 
     use: str
     parameters: dict[str, Any] = {}
@@ -60,3 +71,117 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway: GatewaySpec = GatewaySpec()
     pool: tuple[PoolSpec, ...] = (PoolSpec(),)
     plugins: tuple[str, ...] = ()
+
+
+_Fault = tuple[str, str]  # path and what is wrong there
+POOL_KINDS = ("scheduler", "parallel", "quantizer", "executor", "speculator", "kv_store")
+GATEWAY_KINDS = ("router", "kv_index")
+
+
+def load_deployment(source: str | Path, search: Sequence[Path] = ()) -> Deployment:
+    """Read a file, or the built-in deployment `source` from the folders `search` (without ".toml").
+
+    DeploymentError names the file or the valid names, and the full path of what is wrong inside.
+    """
+    path = _find(source, search)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DeploymentError(f"{path}: cannot be read as TOML: {error}") from None
+    try:
+        return parse_deployment(raw)
+    except DeploymentError as error:
+        raise DeploymentError(f"{path}: {error}", field=error.field) from None
+
+
+def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
+    """A deployment from nested tables, decoded strictly and checked."""
+    tables = dict(raw)
+    if isinstance(gateway := tables.get("gateway"), Mapping):
+        tables["gateway"] = _with_selections(gateway, GATEWAY_KINDS, "gateway")
+    if isinstance(pools := tables.get("pool"), Mapping):
+        raise DeploymentError("pool: one table; pools are a list, write [[pool]]", field="pool")
+    if isinstance(pools, list):
+        tables["pool"] = [
+            _with_selections(pool, POOL_KINDS, f"pool[{i}]") if isinstance(pool, Mapping) else pool
+            for i, pool in enumerate(pools)
+        ]
+    deployment = decode(tables, Deployment)
+    check_deployment(deployment)
+    return deployment
+
+
+def check_deployment(deployment: Deployment) -> None:
+    """DeploymentError for values that no composition can serve: counts below 1, a block size that is no
+    power of two, two pools of one name, a prefill pool without a decode pool."""
+    for path, text in _faults(deployment):
+        raise DeploymentError(f"{path}: {text}", field=path)
+
+
+def _find(source: str | Path, search: Sequence[Path]) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.suffix or len(path.parts) != 1:
+        raise DeploymentError(f"no deployment file {str(source)!r}; give a .toml file or a built-in name")
+    known = {file.stem: file for folder in search for file in sorted(folder.glob("*.toml"))}
+    if str(source) not in known:
+        raise DeploymentError(f"no built-in deployment {str(source)!r}; {nearest(str(source), known)}")
+    return known[str(source)]
+
+
+def _with_selections(table: Mapping[str, Any], kinds: tuple[str, ...], path: str) -> dict[str, Any]:
+    return {key: _selection(v, join(path, key)) if key in kinds else v for key, v in table.items()}
+
+
+def _selection(value: Any, path: str) -> Selection:
+    if isinstance(value, str):
+        value = {"use": value}
+    if not isinstance(value, Mapping):
+        raise DeploymentError(
+            f'{path}: expected the name of a plugin, or a table with `use = "name"` and its parameters, '
+            f"got {value!r}",
+            field=path,
+        )
+    use = value.get("use")
+    if not isinstance(use, str) or not use:
+        text = f"expected a plugin's name, got {use!r}" if "use" in value else 'missing; write `use = "name"`'
+        raise DeploymentError(f"{path}.use: {text}", field=f"{path}.use")
+    return Selection(use, {key: v for key, v in value.items() if key != "use"})
+
+
+def _faults(deployment: Deployment) -> Iterator[_Fault]:
+    model, gateway, pools = deployment.model, deployment.gateway, deployment.pool
+    block = model.block_tokens
+    if not model.name:
+        yield "model.name", "is empty; give a built-in name or a folder"
+    if model.dtype not in DTYPES:
+        yield "model.dtype", f"{model.dtype!r} is not a dtype; {nearest(model.dtype, DTYPES)}"
+    if block < 1 or block & (block - 1):
+        yield "model.block_tokens", f"{block} is not a power of two (1, 2, 4, …; usual: 16 or 64)"
+    yield from _below("model", {"max_context": model.max_context}, 1)
+    if not 0 <= gateway.port <= 65535:
+        yield "gateway.port", f"{gateway.port} is not a port; valid: 0 (any free one) to 65535"
+    yield from _below("gateway", {"max_inflight": gateway.max_inflight}, 1)
+    if not pools:
+        yield "pool", "no pool; a deployment needs at least one [[pool]]"
+    for i, pool in enumerate(pools):
+        path = f"pool[{i}]"
+        ones = {key: getattr(pool, key) for key in ("count", "devices", "threads", "slots")}
+        yield from _below(path, ones, 1)
+        yield from _below(path, {"snapshots": pool.snapshots}, 0)
+        yield from _below(path, {"kv_tokens": pool.kv_tokens}, block, "one block of model.block_tokens")
+        if not pool.name:
+            yield f"{path}.name", "is empty"
+        if pool.name in [p.name for p in pools[:i]]:
+            yield f"{path}.name", f"{pool.name!r} is the name of an earlier pool; names must differ"
+    roles = {pool.role for pool in pools}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if role in roles and other not in roles and "both" not in roles:
+            yield "pool", f"there is a pool of role {role!r}, but none of role {other!r} or 'both'"
+
+
+def _below(path: str, values: Mapping[str, int | None], least: int, why: str = "") -> Iterator[_Fault]:
+    for key, value in values.items():
+        if value is not None and value < least:
+            yield f"{path}.{key}", f"{value} is too small; the least is {least}{f' ({why})' if why else ''}"

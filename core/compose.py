@@ -1,0 +1,158 @@
+"""Composition: a deployment and what is installed become parts that are ready to be made.
+
+The parent composes once. Each child process gets the bytes of `Composition.to_start(pool)`, loads exactly
+the plugins listed there, at the versions listed there, and has the same parts for its pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bien.core.deployment import (
+    GATEWAY_KINDS,
+    POOL_KINDS,
+    Deployment,
+    GatewaySpec,
+    ModelSpec,
+    PoolSpec,
+    Selection,
+)
+from bien.core.entry_points import PluginRef
+from bien.core.errors import DeploymentError, PluginError, nearest
+from bien.core.plugins import PluginManager
+from bien.core.providers import Context, Provider
+from bien.core.strict import decode
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One selected provider with its decoded parameters."""
+
+    provider: Provider
+    config: msgspec.Struct
+    ref: PluginRef
+
+    def make(self, ctx: Context) -> Any:
+        """The object of the kind's protocol. The caller closes it."""
+        return self.provider.factory(self.config, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolComposition:
+    """What one worker of a pool is made of. `parts` has a key per kind; `speculator` and `kv_store` are
+    absent when the pool selects none."""
+
+    model: ModelSpec
+    spec: PoolSpec
+    parts: dict[str, Part]
+    plugins: tuple[PluginRef, ...]  # to load in a child: those of the parts, then the activated ones
+
+    def make(self, kind: str, ctx: Context) -> Any:
+        """The pool's object of this kind, or None where the pool selects none."""
+        part = self.parts.get(kind)
+        return None if part is None else part.make(ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A deployment whose every plugin is found and whose every parameter is decoded."""
+
+    deployment: Deployment
+    pools: tuple[PoolComposition, ...]
+    gateway: dict[str, Part]  # "router" and "kv_index"
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.deployment.model
+
+    @property
+    def spec(self) -> GatewaySpec:
+        """The gateway's."""
+        return self.deployment.gateway
+
+    def pool(self, name: str) -> PoolComposition:
+        """DeploymentError when there is no pool of this name."""
+        for pool in self.pools:
+            if pool.spec.name == name:
+                return pool
+        raise DeploymentError(f"no pool {name!r}; {nearest(name, [p.spec.name for p in self.pools])}")
+
+    def refs(self, pool: str) -> tuple[PluginRef, ...]:
+        """The exact plugins that a worker of `pool` loads."""
+        return self.pool(pool).plugins
+
+    def to_start(self, pool: str) -> bytes:
+        """What a child process needs to rebuild `pool` (msgpack of `Start`)."""
+        chosen = self.pool(pool)
+        return msgspec.msgpack.encode(Start(chosen.model, chosen.spec, chosen.plugins))
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A pool on its way into a child process: plain data, read back by `from_start`."""
+
+    model: ModelSpec
+    pool: PoolSpec
+    plugins: tuple[PluginRef, ...]
+    version: int = 1
+
+
+def compose(deployment: Deployment, manager: PluginManager) -> Composition:
+    """Find each selected provider and decode its parameters.
+
+    DeploymentError names the full path (`pool[0].scheduler.token_bugdet`) and the nearest valid name;
+    PluginError names plugins that are missing, duplicated or unusable.
+    """
+    manager.check()
+    activated = [_activate(manager, i, name) for i, name in enumerate(deployment.plugins)]
+    pools = tuple(
+        _compose_pool(deployment.model, pool, manager, f"pool[{i}]", activated)
+        for i, pool in enumerate(deployment.pool)
+    )
+    return Composition(
+        deployment, pools, _select_all(deployment.gateway, GATEWAY_KINDS, manager, "gateway")
+    )
+
+
+def from_start(data: bytes) -> PoolComposition:
+    """In a child process: load the listed plugins and rebuild the pool that the parent composed.
+
+    PluginError when a plugin is missing here or has another version.
+    """
+    start = msgspec.msgpack.decode(data, type=Start)
+    manager = PluginManager.load_refs(start.plugins)
+    return _compose_pool(start.model, start.pool, manager, f"pool {start.pool.name!r}", start.plugins)
+
+
+def _compose_pool(
+    model: ModelSpec, pool: PoolSpec, manager: PluginManager, path: str, extra: Iterable[PluginRef]
+) -> PoolComposition:
+    parts = _select_all(pool, POOL_KINDS, manager, path)
+    refs = dict.fromkeys([*(part.ref for part in parts.values()), *extra])
+    return PoolComposition(model, pool, parts, tuple(refs))
+
+
+def _select_all(
+    spec: PoolSpec | GatewaySpec, kinds: tuple[str, ...], manager: PluginManager, path: str
+) -> dict[str, Part]:
+    chosen = {kind: getattr(spec, kind) for kind in kinds}
+    return {kind: _select(kind, s, manager, f"{path}.{kind}") for kind, s in chosen.items() if s is not None}
+
+
+def _select(kind: str, selection: Selection, manager: PluginManager, path: str) -> Part:
+    try:
+        found = manager.find(kind, selection.use)
+    except PluginError as error:
+        raise PluginError(f"{path}.use: {error}", field=f"{path}.use") from None
+    config = decode(selection.parameters, found.provider.config_type, path)
+    return Part(found.provider, config, found.ref)
+
+
+def _activate(manager: PluginManager, index: int, name: str) -> PluginRef:
+    try:
+        return manager.plugin(name)
+    except PluginError as error:
+        raise PluginError(f"plugins[{index}]: {error}", field=f"plugins[{index}]") from None
