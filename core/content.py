@@ -71,8 +71,8 @@ class RunContent:
         if stop <= len(self._whole):
             return self._whole.slice(start, stop)
         # Beyond the recording nothing is shared: ids below zero, distinct per request.
-        digest = hashlib.blake2b(self._unique.encode(), digest_size=6).digest()
-        base = -(int.from_bytes(digest, "little") << 14) - (1 << 62)
+        digest = hashlib.blake2b(self._unique.encode(), digest_size=5).digest()
+        base = -(int.from_bytes(digest, "little") << 20) - (1 << 62)
         inside = self._whole.slice(start, len(self._whole))
         first = max(start, len(self._whole))
         return inside.join(BlockRuns.of([(base + first, stop - first)]))

@@ -52,6 +52,7 @@ class Sequence:
     rounds: int = 0  # verify rounds with drafts, for acceptance length
     drafted: int = 0
     accepted: int = 0
+    committed: int = 0  # full blocks given to the cache
     reserved: int = 0  # positions that have blocks in every paged group
     rolling: dict[int, tuple[int, int]] = field(default_factory=dict)  # STATE group: (position, block)
     skip_store: bool = False  # a load failed: recompute instead

@@ -1,0 +1,91 @@
+"""The simulated executor: a step costs what a cost function says; tokens are promised, not made.
+
+Sequences of opaque runs yield counts only. Sequences of real ids (a client of a simulated server) yield
+their forced tokens, else a deterministic pseudo-text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from bien.core.clock import WallClock
+from bien.core.errors import ResourceError
+from bien.core.kv.groups import KVGroup
+from bien.core.plan import ExecutorPlan, NewSequence, StepResult
+from bien.core.request import TokenIds
+
+StepCost = Callable[[ExecutorPlan], float]
+"""Seconds of one step."""
+
+
+class NoData:
+    """`BlockIO` without memory behind it: transfers move nothing."""
+
+    def __init__(self, groups: tuple[KVGroup, ...]) -> None:
+        self._bytes = [g.block_bytes for g in groups]
+
+    def read(self, group: int, blocks: list[int]) -> Any:
+        return np.empty(0, dtype=np.uint8)
+
+    def write(self, group: int, blocks: list[int], data: Any) -> None:
+        pass
+
+
+class SimulatedExecutor:
+    """Every row that samples gains one token, and no draft is ever accepted."""
+
+    simulated = True
+
+    def __init__(
+        self, groups: tuple[KVGroup, ...], cost: StepCost, vocab_size: int, *, virtual: bool
+    ) -> None:
+        self.groups = groups
+        self.io = NoData(groups)
+        self._cost = cost
+        self._vocab = vocab_size
+        self._clock = None if virtual else WallClock()
+        self._slots: dict[int, NewSequence] = {}
+
+    def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
+        if len(blocks) != len(self.groups):
+            raise ResourceError(f"{len(blocks)} pool sizes for {len(self.groups)} KV groups")
+
+    def forward(self, plan: ExecutorPlan) -> ExecutorPlan:
+        for slot in plan.released.tolist():
+            self._slots.pop(slot, None)
+        for new in plan.new:
+            if isinstance(new.tokens, TokenIds):
+                self._slots[new.slot] = new
+        return plan
+
+    def sample(self, handle: ExecutorPlan, masks: Any = None) -> Future[StepResult]:
+        seconds = self._cost(handle)
+        tokens = self._tokens(handle) if self._slots else None
+        if self._clock is not None:
+            self._clock.block(seconds)
+        future: Future[StepResult] = Future()
+        future.set_result(StepResult(handle.step, handle.samples, tokens, None, seconds))
+        return future
+
+    def _tokens(self, plan: ExecutorPlan) -> np.ndarray[Any, np.dtype[np.int32]]:
+        out = []
+        ends = (plan.starts + plan.counts).tolist()
+        for slot, end, samples in zip(plan.slots.tolist(), ends, plan.samples.tolist(), strict=True):
+            if samples:
+                new = self._slots.get(slot)
+                out.append(0 if new is None else self._token(new, end))
+        return np.asarray(out, dtype=np.int32)
+
+    def _token(self, new: NewSequence, position: int) -> int:
+        at = position - new.prompt_tokens
+        if isinstance(new.forced, TokenIds) and at < len(new.forced):
+            return new.forced.slice(at, at + 1).ids()[0]
+        return random.Random(f"{new.seed}/{position}").randrange(self._vocab)
+
+    def close(self) -> None:
+        self._slots.clear()

@@ -1,0 +1,108 @@
+"""Snapshots of recurrent state: where they are taken, kept and dropped.
+
+A state can only be reused at the exact position of a snapshot. Three kinds of positions are taken: the
+last block boundary of a prompt, every N tokens (the group's policy), and, while decoding, the newest
+block boundary only ("rolling"), which becomes shared when the turn ends or the sequence is preempted.
+"""
+
+from __future__ import annotations
+
+from bien.core.flight import FlightItem
+from bien.core.kv.cache import KVCache
+from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.plan import StateCopy
+from bien.core.sequence import Sequence
+
+
+class Snapshots:
+    def __init__(self, cache: KVCache, groups: tuple[KVGroup, ...], block_tokens: int) -> None:
+        self._cache = cache
+        self._states = [(i, g) for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
+        self._block = block_tokens
+
+    def limit(self, s: Sequence, tokens: int) -> int:
+        """The largest chunk <= `tokens` that does not run over a position to be taken."""
+        if not self._states:
+            return tokens
+        end = s.planned + tokens
+        for _, group in self._states:
+            last = (s.known - 1) // self._block * self._block
+            if s.planned < last < end:
+                end = last
+            every = group.snapshot.every_tokens // self._block * self._block
+            if every:
+                step = (s.planned // every + 1) * every
+                if s.planned < step < end:
+                    end = step
+        return end - s.planned
+
+    def plan(self, items: list[FlightItem]) -> list[StateCopy]:
+        """Reserve blocks for the snapshots of a step."""
+        copies: list[StateCopy] = []
+        for item in items if self._states else ():
+            s = item.sequence
+            end = item.start + item.count
+            for g, group in self._states:
+                position = self._position(s, item, group)
+                # A row gives states only at its end and inside its verify window.
+                if position <= item.start or position < end - item.drafts:
+                    continue
+                assert s.kv is not None
+                block = self._cache.snapshot_block(s.kv, g)
+                if block:
+                    item.snapshots.append((g, position, block))
+                    live = self._cache.restore(s.kv, g)[1]
+                    copies.append(StateCopy(g, s.slot, position, live, block))
+        return copies
+
+    def settle(self, item: FlightItem, s: Sequence, steps: int) -> None:
+        """The step of `item` has ended and `s.computed` is up to date."""
+        if not self._states or s.kv is None:
+            return
+        if steps > 1:
+            self._roll_over_jump(item, s)
+        for g, position, block in item.snapshots:
+            if s.computed < position:
+                self._cache.drop_snapshot(s.kv, g, block)
+            elif item.samples:
+                self._roll(s, g, position, block)
+            else:
+                self._cache.keep_snapshot(s.kv, g, s.hashes, position, block)
+
+    def keep(self, s: Sequence) -> None:
+        """The turn ended or was preempted: share the rolling snapshots."""
+        for g, (position, block) in s.rolling.items():
+            assert s.kv is not None
+            self._cache.keep_snapshot(s.kv, g, s.hashes, position, block)
+        s.rolling.clear()
+
+    def _position(self, s: Sequence, item: FlightItem, group: KVGroup) -> int:
+        end = item.start + item.count
+        boundary = end // self._block * self._block
+        if item.samples:
+            return boundary
+        every = group.snapshot.every_tokens // self._block * self._block
+        last = (s.known - 1) // self._block * self._block
+        if end == boundary and (end == last or (every and end % every == 0)):
+            return end
+        return -1
+
+    def _roll(self, s: Sequence, g: int, position: int, block: int) -> None:
+        assert s.kv is not None
+        old = s.rolling.get(g)
+        if old is not None:
+            self._cache.drop_snapshot(s.kv, g, old[1])
+        s.rolling[g] = (position, block)
+
+    def _roll_over_jump(self, item: FlightItem, s: Sequence) -> None:
+        boundary = s.computed // self._block * self._block
+        if boundary <= item.start + item.count:
+            return
+        assert s.kv is not None
+        for g, _ in self._states:
+            block = self._cache.snapshot_block(s.kv, g)
+            if block:
+                for held in [h for h in item.snapshots if h[0] == g]:
+                    self._cache.drop_snapshot(s.kv, g, held[2])
+                    item.snapshots.remove(held)
+                self._roll(s, g, boundary, block)
