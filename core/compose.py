@@ -1,7 +1,7 @@
 """Composition: a deployment and what is installed become parts that are ready to be made.
 
-The parent composes once. Each child process gets the bytes of `Composition.to_start(pool)`, loads exactly
-the plugins listed there, at the versions listed there, and has the same parts for its pool.
+The parent composes once. A child process is sent its `ModelSpec`, `PoolSpec` and `plugins` (plain data),
+loads exactly those plugins at those versions, and has the same parts for its pool (`compose_pool`).
 """
 
 from __future__ import annotations
@@ -85,20 +85,6 @@ class Composition:
         """The exact plugins that a worker of `pool` loads."""
         return self.pool(pool).plugins
 
-    def to_start(self, pool: str) -> bytes:
-        """What a child process needs to rebuild `pool` (msgpack of `Start`)."""
-        chosen = self.pool(pool)
-        return msgspec.msgpack.encode(Start(chosen.model, chosen.spec, chosen.plugins))
-
-
-class Start(msgspec.Struct, frozen=True):
-    """A pool on its way into a child process: plain data, read back by `from_start`."""
-
-    model: ModelSpec
-    pool: PoolSpec
-    plugins: tuple[PluginRef, ...]
-    version: int = 1
-
 
 def compose(deployment: Deployment, manager: PluginManager) -> Composition:
     """Find each selected provider and decode its parameters.
@@ -112,19 +98,17 @@ def compose(deployment: Deployment, manager: PluginManager) -> Composition:
         _compose_pool(deployment.model, pool, manager, f"pool[{i}]", activated)
         for i, pool in enumerate(deployment.pool)
     )
-    return Composition(
-        deployment, pools, _select_all(deployment.gateway, GATEWAY_KINDS, manager, "gateway")
-    )
+    gateway = _select_all(deployment.gateway, GATEWAY_KINDS, manager, "gateway")
+    return Composition(deployment, pools, gateway)
 
 
-def from_start(data: bytes) -> PoolComposition:
-    """In a child process: load the listed plugins and rebuild the pool that the parent composed.
+def compose_pool(model: ModelSpec, spec: PoolSpec, plugins: Iterable[PluginRef]) -> PoolComposition:
+    """In a child process: load exactly `plugins` and rebuild the pool that the parent composed.
 
     PluginError when a plugin is missing here or has another version.
     """
-    start = msgspec.msgpack.decode(data, type=Start)
-    manager = PluginManager.load_refs(start.plugins)
-    return _compose_pool(start.model, start.pool, manager, f"pool {start.pool.name!r}", start.plugins)
+    refs = tuple(plugins)
+    return _compose_pool(model, spec, PluginManager.load_refs(refs), f"pool {spec.name!r}", refs)
 
 
 def _compose_pool(

@@ -1,0 +1,123 @@
+"""Deployment files: what they mean, and where and how a wrong one is said to be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bien.core.deployment import Deployment, Selection, load_deployment, parse_deployment
+from bien.core.errors import DeploymentError
+
+FULL = """
+plugins = ["acme-observer"]
+
+[model]
+name = "smollm2-135m"
+block_tokens = 32
+
+[gateway]
+port = 0
+router = { use = "kv-aware", temperature = 0.5 }
+
+[[pool]]
+name = "prompts"
+role = "prefill"
+count = 2
+scheduler = "fcfs"
+
+[[pool]]
+name = "tokens"
+role = "decode"
+
+[pool.scheduler]
+use = "fcfs"
+token_budget = 512
+"""
+
+
+def wrong(raw: dict) -> DeploymentError:
+    with pytest.raises(DeploymentError) as caught:
+        parse_deployment(raw)
+    return caught.value
+
+
+def test_an_empty_file_is_the_default_deployment(tmp_path: Path):
+    (tmp_path / "empty.toml").write_text("")
+    assert load_deployment(tmp_path / "empty.toml") == Deployment()
+
+
+def test_a_selection_keeps_its_parameters(tmp_path: Path):
+    (tmp_path / "full.toml").write_text(FULL)
+    deployment = load_deployment(tmp_path / "full.toml")
+    assert deployment.gateway.router == Selection("kv-aware", {"temperature": 0.5})
+    assert deployment.pool[0].scheduler == Selection("fcfs")
+    assert deployment.pool[1].scheduler == Selection("fcfs", {"token_budget": 512})
+    assert deployment.model.block_tokens == 32
+    assert [p.role for p in deployment.pool] == ["prefill", "decode"]
+    assert deployment.plugins == ("acme-observer",)
+
+
+def test_built_in_names_come_from_the_search_path(tmp_path: Path):
+    (tmp_path / "small.toml").write_text("[model]\nblock_tokens = 64\n")
+    assert load_deployment("small", [tmp_path]).model.block_tokens == 64
+    with pytest.raises(DeploymentError, match="no built-in deployment 'smal'.*did you mean 'small'"):
+        load_deployment("smal", [tmp_path])
+    with pytest.raises(DeploymentError, match="no deployment file 'gone.toml'"):
+        load_deployment("gone.toml", [tmp_path])
+
+
+def test_damage_names_the_file_and_the_place(tmp_path: Path):
+    path = tmp_path / "bad.toml"
+    path.write_text("[model\n")
+    with pytest.raises(DeploymentError, match=r"bad\.toml: cannot be read as TOML: .*line 1"):
+        load_deployment(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DeploymentError, match=r"bad\.toml: cannot be read"):
+        load_deployment(path)
+    path.write_text("[[pool]]\ncuont = 2\n")
+    with pytest.raises(DeploymentError, match=r"bad\.toml: pool\[0\]\.cuont: .*'count'") as caught:
+        load_deployment(path)
+    assert caught.value.field == "pool[0].cuont"
+
+
+@pytest.mark.parametrize(
+    ("raw", "path", "says"),
+    [
+        ({"gatway": {}}, "gatway", "did you mean 'gateway'?"),
+        ({"model": {"blok_tokens": 16}}, "model.blok_tokens", "did you mean 'block_tokens'?"),
+        ({"pool": [{}, {"cuont": 1}]}, "pool[1].cuont", "did you mean 'count'?"),
+        ({"pool": [{"count": "two"}]}, "pool[0].count", "Expected int, got str"),
+        ({"pool": [{"count": True}]}, "pool[0].count", "Expected int, got bool"),
+        ({"pool": [{"role": "prefil"}]}, "pool[0].role", "valid: both, decode, prefill"),
+        ({"pool": {"count": 1}}, "pool", "write [[pool]]"),
+        ({"pool": []}, "pool", "at least one [[pool]]"),
+        ({"pool": [3]}, "pool[0]", "Expected object, got int"),
+        ({"pool": [{"count": 0}]}, "pool[0].count", "0 is too small; the least is 1"),
+        ({"pool": [{"threads": 0}]}, "pool[0].threads", "the least is 1"),
+        ({"pool": [{"devices": -1}]}, "pool[0].devices", "the least is 1"),
+        ({"pool": [{"slots": 0}]}, "pool[0].slots", "the least is 1"),
+        ({"pool": [{"snapshots": -1}]}, "pool[0].snapshots", "the least is 0"),
+        ({"pool": [{"kv_tokens": 8}]}, "pool[0].kv_tokens", "the least is 16 (one block"),
+        ({"pool": [{"name": ""}]}, "pool[0].name", "empty"),
+        ({"pool": [{}, {}]}, "pool[1].name", "names must differ"),
+        ({"pool": [{"role": "decode"}]}, "pool", "none of role 'prefill' or 'both'"),
+        ({"model": {"name": ""}}, "model.name", "empty"),
+        ({"model": {"block_tokens": 24}}, "model.block_tokens", "24 is not a power of two"),
+        ({"model": {"block_tokens": 0}}, "model.block_tokens", "not a power of two"),
+        ({"model": {"dtype": "float23"}}, "model.dtype", "did you mean 'float32'?"),
+        ({"model": {"max_context": 0}}, "model.max_context", "the least is 1"),
+        ({"gateway": {"port": 70000}}, "gateway.port", "0 (any free one) to 65535"),
+        ({"gateway": {"max_inflight": 0}}, "gateway.max_inflight", "the least is 1"),
+        ({"gateway": {"router": 3}}, "gateway.router", "the name of a plugin"),
+        ({"gateway": {"router": {"name": "x"}}}, "gateway.router.use", 'write `use = "name"`'),
+        ({"gateway": {"router": {"use": 3}}}, "gateway.router.use", "got 3"),
+        ({"plugins": [1]}, "plugins[0]", "Expected str, got int"),
+    ],
+)
+def test_an_error_names_path_and_choices(raw: dict, path: str, says: str):
+    error = wrong(raw)
+    assert str(error).startswith(f"{path}: ")
+    assert error.field == path
+    assert says in str(error)
+    assert "\n" not in str(error)
