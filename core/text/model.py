@@ -1,0 +1,76 @@
+"""`TextModel`: the text side of a model folder: tokenizer and chat template. No torch, no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bien.core.errors import UserError
+from bien.core.request import TokenIds
+from bien.core.text.detokenize import Detokenizer
+from bien.core.text.output import OutputText
+from bien.core.text.template import ChatTemplate
+from bien.core.text.tokenizer import Tokenizer
+
+_MARKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters: no text should hold one
+
+
+class TextModel:
+    """Encoding blocks for up to a second on long prompts: call it in a thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    @classmethod
+    def load(cls, folder: Path | str) -> TextModel:
+        """ModelError if the folder's tokenizer or template is missing or damaged."""
+        return cls(Tokenizer.load(folder), ChatTemplate.load(folder))
+
+    def encode_text(self, text: str) -> TokenIds:
+        """Ids of a whole prompt that its author wrote himself, control tokens included."""
+        return self.tokenizer.encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: list[dict[str, Any]], **extra: Any) -> TokenIds:
+        """Ids of a rendered conversation. A control token inside a message is ordinary text.
+
+        `extra` goes to the template. UserError if the model has no template or its template refuses.
+        """
+        if self.template is None:
+            raise UserError(
+                "this model has no chat template; valid: POST /v1/completions with a prompt", field="messages"
+            )
+        mark = next((m for m in _MARKS if not _holds([messages, extra], m)), None)
+        if mark is None:
+            raise UserError("the messages hold every noncharacter U+FDD0..U+FDEF", field="messages")
+        # A role is the protocol's word, checked by it; everything else is the client's.
+        guarded = [self._guard(m, mark) | {"role": m["role"]} for m in messages]
+        text = self.template.render(guarded, **self._guard(extra, mark))
+        return self.tokenizer.encode_guarded(text, mark)
+
+    def output(
+        self, prompt_tail: Sequence[int] = (), stops: Sequence[str] = (), min_tokens: int = 0
+    ) -> OutputText:
+        """The text of one answer; `prompt_tail` are the last ids of its prompt."""
+        return OutputText(Detokenizer(self.tokenizer, prompt_tail), stops, min_tokens)
+
+    def _guard(self, value: Any, mark: str) -> Any:
+        control = self.tokenizer.control
+        if isinstance(value, str):
+            return control.guard(value, mark)
+        if isinstance(value, list):
+            return [self._guard(v, mark) for v in value]
+        if isinstance(value, dict):
+            return {control.guard(k, mark, ends=False): self._guard(v, mark) for k, v in value.items()}
+        return value
+
+
+def _holds(value: Any, text: str) -> bool:
+    if isinstance(value, str):
+        return text in value
+    if isinstance(value, list):
+        return any(_holds(v, text) for v in value)
+    if isinstance(value, dict):
+        return any(_holds(v, text) for v in value.values())
+    return False

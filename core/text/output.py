@@ -1,0 +1,55 @@
+"""`OutputText`: what a client sees of a token stream: detokenised text, cut at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bien.core.text.detokenize import Detokenizer
+from bien.core.text.stop import StopMatcher
+
+
+class OutputText:
+    """Counts the tokens that were needed: those behind a stop string are neither billed nor returned.
+
+    Stop strings are not looked for in the first `min_tokens` tokens.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopMatcher(stops)
+        self._stops = bool(stops)
+        self._min_tokens = min_tokens
+        self.tokens = 0  # used so far
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._stop.matched is not None
+
+    def push(self, ids: Sequence[int], *, silent_last: bool = False) -> tuple[str, int]:
+        """Text that may be shown now, and how many of `ids` were used (all, unless a stop string came).
+
+        `silent_last`: the last id is a stop token, which counts but has no text.
+        """
+        shown = len(ids) - 1 if silent_last and len(ids) else len(ids)
+        if not self._stops:
+            self.tokens += len(ids)
+            return self._detokenizer.push(ids[:shown]), len(ids)
+        out = []
+        for i in range(shown):
+            self.tokens += 1
+            text = self._detokenizer.push(ids[i : i + 1])
+            out.append(self._stop.push(text) if self.tokens > self._min_tokens else text)
+            if self.stopped:
+                return "".join(out), i + 1
+        self.tokens += len(ids) - shown
+        return "".join(out), len(ids)
+
+    def flush(self) -> str:
+        """The stream has ended: text that was held back. May still complete a stop string."""
+        text = self._detokenizer.flush()
+        if not self._stops:
+            return text
+        if self.tokens > self._min_tokens:
+            text = self._stop.push(text)
+        return text + self._stop.flush()
