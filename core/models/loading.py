@@ -1,0 +1,103 @@
+"""`Checkpoint`: the safetensors of a model folder, memory-mapped, checked, and taken tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bien.core.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# Buffers that older checkpoints carry and that follow from the config.
+IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+_SHOWN = 8
+
+
+class Checkpoint:
+    """Open with `Checkpoint.open(...)` as a context; `check` once, then `take`."""
+
+    def __init__(self, folder: Path, where: dict[str, Any], files: ExitStack, dtype: Any, device: Any) -> None:
+        self.folder, self.dtype, self.device = folder, dtype, device
+        self._where, self._files = where, files  # tensor name -> open file
+
+    @classmethod
+    def open(cls, folder: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+        """ModelError when a file is missing, cut short, or no safetensors file."""
+        files, where = ExitStack(), {}
+        try:
+            for path in shards(folder):
+                try:
+                    shard = files.enter_context(safe_open(path, framework="pt"))  # type: ignore[no-untyped-call]
+                except (SafetensorError, OSError) as error:
+                    raise ModelError(f"{path} is damaged or not a safetensors file: {error}") from error
+                where.update(dict.fromkeys(shard.keys(), shard))
+        except BaseException:
+            files.close()
+            raise
+        return cls(folder, where, files, dtype, device)
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], optional: frozenset[str] = frozenset()) -> None:
+        """The checkpoint must hold exactly the expected tensors. ModelError lists what is wrong."""
+        missing = [n for n in expected if n not in self._where]
+        extra = [
+            n for n in self._where if n not in expected and n not in optional and not n.endswith(IGNORABLE)
+        ]
+        wrong = []
+        for name, shape in expected.items():
+            if name in self._where:
+                found = tuple(self._where[name].get_slice(name).get_shape())
+                if found != tuple(shape):
+                    wrong.append(f"{name} is {list(found)}, config says {list(shape)}")
+        problems = [_clause("missing", missing), _clause("unknown", extra), _clause("wrong shape", wrong)]
+        if any(problems):
+            raise ModelError(f"model folder {self.folder}: " + "; ".join(p for p in problems if p))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def take(self, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
+        """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device."""
+        source = self._where[name].get_slice(name)
+        tensor: Tensor = source[slices] if slices else source[:]
+        return tensor.to(self.device, self.dtype)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+
+def shards(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder. ModelError when there are none or one is missing."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is not a safetensors index: {error!r}") from error
+        lost = [n for n in names if not (folder / n).is_file()]
+        if lost:
+            raise ModelError(f"model folder {folder} lacks {_clause('shards', lost)}, named in {INDEX}")
+        return [folder / n for n in names]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    raise ModelError(f"model folder {folder} has neither {SINGLE} nor {INDEX}")
+
+
+def _clause(title: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{title}: {', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,96 @@
+"""Which torch module runs an architecture, and what a model must offer to the executor."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from bien.core.architectures.base import Architecture
+from bien.core.errors import ModelError, nearest
+from bien.core.kernels.base import Kernels
+from bien.core.parallel.strategy import ParallelStrategy
+from bien.core.quantization.quantizer import Quantizer
+
+if TYPE_CHECKING:
+    from bien.core.executors.rows import Rows
+    from bien.core.models.loading import Checkpoint
+
+Tap = tuple[int, Literal["in", "out"]]
+
+# Architecture name -> "module:class", imported when a model of it is loaded.
+MODELS = {
+    "llama": "bien.core.models.llama:Llama",
+    "qwen3": "bien.core.models.llama:Llama",
+    "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a model is built with."""
+
+    quantizer: Quantizer
+    strategy: ParallelStrategy
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+
+class CausalModel(Protocol):
+    """A loaded decoder. Flat ragged batches only: N tokens of all sequences, described by `Rows`."""
+
+    layers: list[Any]  # layer(hidden [N, H], rows) -> hidden [N, H]; never changes its input
+
+    @staticmethod
+    def expected(architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor that the checkpoint must hold, with its shape."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[N] int64 -> [N, H]."""
+        ...
+
+    def forward(
+        self, tokens: Tensor, rows: Rows, wanted: Collection[Tap] = ()
+    ) -> tuple[Tensor, dict[Tap, Tensor]]:
+        """tokens [N] int64 -> hidden [N, H] of the last layer (before the final norm), and the hidden
+        states at the wanted (layer, side)."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Final norm and output head: [R, H] -> logits [R, vocabulary]."""
+        ...
+
+
+class ModelClass(Protocol):
+    """Constructor of a `CausalModel`; takes its tensors from the checkpoint, which has been checked."""
+
+    def expected(self, architecture: Architecture) -> Mapping[str, tuple[int, ...]]: ...
+
+    def __call__(
+        self, architecture: Architecture, checkpoint: Checkpoint, parts: ModelParts
+    ) -> CausalModel: ...
+
+
+def model_class(name: str) -> ModelClass:
+    """The module for architecture `name`. ModelError with the known names."""
+    if name not in MODELS:
+        raise ModelError(f"no torch module for architecture {name!r}; {nearest(name, MODELS)}")
+    module, _, attribute = MODELS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+
+
+def load_model(architecture: Architecture, folder: Path, parts: ModelParts) -> CausalModel:
+    """Load strictly: ModelError names every missing, unknown or misshapen tensor."""
+    from bien.core.models.loading import Checkpoint
+
+    make = model_class(architecture.name)
+    with Checkpoint.open(folder, parts.dtype, parts.device) as checkpoint:
+        checkpoint.check(make.expected(architecture))
+        return make(architecture, checkpoint, parts)
