@@ -7,6 +7,8 @@ distribution. It imports this module (routers and trace formats also `bien.gatew
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bien.core.architectures.base import Architecture, ArchitectureReader
 from bien.core.clock import Clock
 from bien.core.errors import (
@@ -98,4 +100,17 @@ __all__ = [
     "UserError",
     "hookimpl",
     "nearest",
+    "simulated_executor",
 ]
+
+
+def simulated_executor(ctx: Context, cost: Callable[[ExecutorPlan], float]) -> Executor:
+    """The executor of simulations: a step takes `cost(plan)` seconds, tokens are counted, not made.
+
+    On a wall clock it waits as long (a simulated server for real clients); on a virtual one it does not.
+    """
+    from bien.core.executors.simulated import SimulatedExecutor
+
+    if ctx.architecture is None:
+        raise UserError("a simulated executor needs the architecture of the model in its context")
+    return SimulatedExecutor(ctx.groups, cost, ctx.architecture.vocab_size, virtual=ctx.clock.virtual)
