@@ -1,0 +1,167 @@
+"""Conformance of host speculators. Subclass `HostSpeculatorSuite` with `build()`.
+
+    class TestMine(HostSpeculatorSuite):
+        def build(self) -> HostSpeculator:
+            return Mine(...)
+"""
+
+from __future__ import annotations
+
+from bien.core.speculation.speculator import HostSpeculator, SpeculatorCaps
+
+_PHRASE = [11, 7, 3, 5, 2, 9, 4]
+
+
+def check_caps(caps: SpeculatorCaps, place: str) -> None:
+    """AssertionError unless the caps make sense together."""
+    assert caps.place == place, f"caps.place is {caps.place!r}, not {place!r}"
+    assert caps.max_drafts >= 1, f"caps.max_drafts is {caps.max_drafts}: a drafter drafts at least one token"
+    assert caps.q_kind == "onehot" or not caps.deterministic, "a deterministic drafter's q is one-hot"
+    assert caps.lookahead >= 0, f"caps.lookahead is {caps.lookahead}"
+
+
+class HostSpeculatorSuite:
+    """What the engine relies on. `vocab_size` bounds the tokens given and proposed; a drafter that learns
+    from other sequences on purpose sets `learns_across_sequences`."""
+
+    vocab_size = 64
+    learns_across_sequences = False
+
+    def build(self) -> HostSpeculator:
+        """A fresh drafter."""
+        raise NotImplementedError
+
+    def text(self, length: int = 60) -> list[int]:
+        """Repetitive tokens, on which most drafters propose something."""
+        return [(_PHRASE[i % len(_PHRASE)] + i // 21) % self.vocab_size for i in range(length)]
+
+    def test_caps(self) -> None:
+        drafter = self.build()
+        check_caps(drafter.caps, "host")
+        assert not drafter.caps.taps, "a host drafter sees no hidden states"
+
+    def test_at_most_limit_drafts(self) -> None:
+        drafter = self.build()
+        drafter.start("a", self.text())
+        most = drafter.caps.max_drafts
+        for limit in range(most + 4):
+            drafts = drafter.propose("a", limit)
+            assert len(drafts) <= min(limit, most), f"limit {limit}, max_drafts {most}: {len(drafts)} drafts"
+
+    def test_drafts_lie_in_the_vocabulary(self) -> None:
+        """The highest ids occur in the text: a drafter that counts on from them leaves the vocabulary."""
+        top = self.vocab_size - 1
+        for text in (self.text(), [top, top - 1, top] * 9, [top], []):
+            drafter = self.build()
+            drafter.start("a", text)
+            for token in drafter.propose("a", drafter.caps.max_drafts):
+                assert isinstance(token, int), f"draft {token!r} is a {type(token).__name__}, not an int"
+                assert 0 <= token < self.vocab_size, f"draft {token} outside 0..{top}"
+
+    def test_proposing_changes_nothing(self) -> None:
+        drafter = self.build()
+        if not drafter.caps.deterministic:
+            return
+        drafter.start("a", self.text())
+        first = drafter.propose("a", drafter.caps.max_drafts)
+        for _ in range(4):
+            assert drafter.propose("a", drafter.caps.max_drafts) == first
+
+    def test_deterministic_as_declared(self) -> None:
+        if self.build().caps.deterministic:
+            assert self.history(self.build()) == self.history(self.build())
+
+    def test_sequences_do_not_mix(self) -> None:
+        if not self.build().caps.deterministic:
+            return
+        alone = self.history(self.build())
+        drafter = self.build()
+        drafter.start("other", [t + 1 for t in reversed(self.text(30))])
+        drafter.propose("other", 2)
+        drafter.extend("other", self.text(3))
+        if not self.learns_across_sequences:
+            assert self.history(drafter) == alone, "another sequence's tokens changed the drafts"
+        drafter.propose("other", 2)  # it is still there after the end of "a"
+
+    def test_end_forgets(self) -> None:
+        """The id comes back with other tokens: nothing of the first sequence is left."""
+        if self.learns_across_sequences or not self.build().caps.deterministic:
+            return
+        fresh, used = self.build(), self.build()
+        used.start("a", [41, 50, *self.text()])
+        used.propose("a", 3)
+        used.extend("a", self.text(9))
+        used.observe("a", 3, 1)
+        used.end("a")
+        for text in ([_PHRASE[0], _PHRASE[1], _PHRASE[2]], self.text(8), list(range(20, 40))):
+            for drafter in (fresh, used):
+                drafter.start("a", text)
+            most = fresh.caps.max_drafts
+            assert used.propose("a", most) == fresh.propose("a", most), "drafts from a sequence that had ended"
+            for drafter in (fresh, used):
+                drafter.end("a")
+
+    def test_start_again_replaces(self) -> None:
+        """After a preemption `start` brings the prompt with the confirmed output."""
+        if not self.build().caps.deterministic:
+            return
+        text = self.text()
+        kept, again = self.build(), self.build()
+        kept.start("a", text)
+        again.start("a", text[:20])
+        again.extend("a", text[20:30])
+        if not self.learns_across_sequences:
+            again.end("a")
+            again.start("a", text)
+            most = kept.caps.max_drafts
+            assert again.propose("a", most) == kept.propose("a", most)
+
+    def test_extend_equals_start(self) -> None:
+        """Tokens count alike whether they came as prompt or were confirmed, one by one or many at once."""
+        if not self.build().caps.deterministic:
+            return
+        text = self.text()
+        parts = self.build()
+        parts.start("a", text[:9])
+        for begin, stop in ((9, 10), (10, 11), (11, 15), (15, 29), (29, 60)):
+            parts.extend("a", text[begin:stop])
+            whole = self.build()
+            whole.start("a", text[:stop])
+            most = whole.caps.max_drafts
+            assert parts.propose("a", most) == whole.propose("a", most), f"differs at {stop} tokens"
+
+    def test_does_not_see_the_future(self) -> None:
+        """Tokens that the caller appends to its own list, or that another drafter has seen, are not known."""
+        if not self.build().caps.deterministic:
+            return
+        text = self.text()
+        for cut in (7, 14, 25):
+            drafter, cheated = self.build(), self.build()
+            drafter.start("a", text[:cut])
+            expected = drafter.propose("a", drafter.caps.max_drafts)
+            other, given = self.build(), text[:cut]
+            other.start("a", text[:cut] + [1, 2, 3, 4, 5])
+            other.propose("a", 1)
+            cheated.start("a", given)
+            given.extend([1, 2, 3, 4, 5])
+            found = cheated.propose("a", cheated.caps.max_drafts)
+            assert found == expected, f"after {cut} tokens: {found}, but {expected} without knowing what follows"
+
+    def test_observe_is_taken(self) -> None:
+        drafter = self.build()
+        drafter.start("a", self.text())
+        for drafted, accepted in ((0, 0), (3, 0), (3, 3)):
+            drafter.observe("a", drafted, accepted)
+        drafter.end("a")
+        drafter.close()
+
+    def history(self, drafter: HostSpeculator) -> list[list[int]]:
+        """What it proposes along the text, a token at a time."""
+        text = self.text()
+        drafter.start("a", text[:10])
+        out = []
+        for token in text[10:40]:
+            out.append(drafter.propose("a", drafter.caps.max_drafts))
+            drafter.extend("a", [token])
+        drafter.end("a")
+        return out
