@@ -1,0 +1,70 @@
+"""Strict reading of config.json fields, shared by the readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from bien.core.errors import ModelError
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class Fields:
+    """A config whose deciding fields must be there. Every complaint names model, field and value."""
+
+    def __init__(self, config: Mapping[str, Any], model: str) -> None:
+        self.config, self.model = config, model
+
+    def need(self, name: str, kind: type[T]) -> T:
+        """The field's value. ModelError when it is absent or of another type."""
+        if self.config.get(name) is None:
+            raise ModelError(f"model {self.model!r}: config.json lacks {name!r}, which decides the architecture")
+        value = self.config[name]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ModelError(f"model {self.model!r}: config.json has {name} = {value!r}; needs {kind.__name__}")
+        return value  # type: ignore[no-any-return]
+
+    def size(self, name: str) -> int:
+        """A positive int."""
+        value = self.need(name, int)
+        if value <= 0:
+            raise ModelError(f"model {self.model!r}: config.json has {name} = {value}; needs a positive number")
+        return value
+
+    def only(self, name: str, *choices: object) -> None:
+        """Refuse values that the torch module does not implement; an absent field counts as the first."""
+        value = self.config.get(name, choices[0])
+        if value not in choices:
+            valid = ", ".join(repr(c) for c in choices)
+            raise ModelError(f"model {self.model!r}: {name} = {value!r} is not supported; valid: {valid}")
+
+    def heads(self) -> tuple[int, int, int]:
+        """(heads, kv_heads, head_dim) of grouped-query attention."""
+        heads, kv_heads = self.size("num_attention_heads"), self.size("num_key_value_heads")
+        if heads % kv_heads:
+            raise ModelError(
+                f"model {self.model!r}: num_attention_heads = {heads} is no multiple of "
+                f"num_key_value_heads = {kv_heads}"
+            )
+        dim = self.size("head_dim")
+        if dim % 2:
+            raise ModelError(f"model {self.model!r}: head_dim = {dim} is odd; rotary embedding needs pairs")
+        return heads, kv_heads, dim
+
+
+def rope_parameters(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """`rope_type`, `rope_theta` and scaling fields from either spelling (`rope_parameters`, or
+    `rope_theta` and `rope_scaling`). ModelError for a missing theta or a type that is not implemented."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_theta", config.get("rope_theta"))
+    kind = rope.setdefault("rope_type", rope.pop("type", "default"))
+    fields = Fields(rope, model)
+    fields.only("rope_type", "default", "llama3")
+    rope["rope_theta"] = fields.need("rope_theta", float)
+    if kind == "llama3":
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+            rope[name] = fields.need(name, float)
+    return rope

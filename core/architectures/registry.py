@@ -1,0 +1,101 @@
+"""From a model's name or folder to its `Architecture`. Reads config.json, never a weight."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bien.core.architectures.base import Architecture, ArchitectureReader
+from bien.core.architectures.builtin import BUILTIN
+from bien.core.architectures.llama import ITEM_BYTES, LlamaReader
+from bien.core.architectures.qwen3 import Qwen3Reader
+from bien.core.errors import ModelError, UserError, nearest
+
+_LATER = {"tiny_hybrid": "bien.core.architectures.tiny_hybrid:TinyHybridReader"}  # imported when asked for
+_readers: dict[str, ArchitectureReader] = {}
+
+
+def register(reader: ArchitectureReader) -> None:
+    """Make a reader known for its model types (plugins of kind "architecture" come this way)."""
+    for model_type in reader.model_types:
+        _readers[model_type] = reader
+
+
+register(LlamaReader())
+register(Qwen3Reader())
+
+
+def reader_for(model_type: str, model: str) -> ArchitectureReader:
+    """The reader of `model_type`. ModelError with the known ones."""
+    if model_type in _LATER and model_type not in _readers:
+        module, _, attribute = _LATER[model_type].partition(":")
+        register(getattr(importlib.import_module(module), attribute)())
+    if model_type not in _readers:
+        known = nearest(model_type, {*_readers, *_LATER})
+        raise ModelError(f"model {model!r}: no reader for model_type {model_type!r}; {known}")
+    return _readers[model_type]
+
+
+def read_architecture(
+    name_or_folder: str | Path, block_tokens: int, dtype: str, max_context: int | None = None
+) -> Architecture:
+    """The architecture of a built-in name or a model folder, KV groups at `block_tokens` and `dtype`.
+
+    ModelError: no such model, config.json unreadable, or a deciding field missing. UserError: a dtype,
+    block size or `max_context` that cannot be.
+    """
+    model = str(name_or_folder)
+    if dtype not in ITEM_BYTES:
+        raise UserError(f"dtype {dtype!r} is unknown; {nearest(dtype, ITEM_BYTES)}", field="dtype")
+    if block_tokens < 1:
+        raise UserError(f"block_tokens is {block_tokens}; valid: 1 or more", field="block_tokens")
+    config, generation = _configs(model)
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise ModelError(f"model {model!r}: config.json lacks 'model_type', which decides the architecture")
+    reader = reader_for(kind, model)
+    architecture = reader.read(config, model=model, block_tokens=block_tokens, dtype=dtype)
+    own = architecture.max_context
+    if max_context is not None and not 0 < max_context <= own:
+        raise UserError(
+            f"max_context is {max_context}; valid for model {model!r}: 1 to {own}", field="max_context"
+        )
+    return msgspec.structs.replace(
+        architecture,
+        max_context=max_context or own,
+        eos_token_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id")), model),
+    )
+
+
+def _configs(model: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    if model in BUILTIN:
+        return BUILTIN[model], {}
+    folder = Path(model)
+    path = folder / "config.json"
+    if not path.is_file():
+        what = "has no config.json" if folder.is_dir() else "is no folder and no built-in name"
+        raise ModelError(f"model {model!r} {what}; {nearest(model, BUILTIN)}, or a model folder")
+    generation = folder / "generation_config.json"
+    return _json(path), _json(generation) if generation.is_file() else {}
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a {type(value).__name__}; needs an object")
+    return value
+
+
+def _ids(value: Any, model: str) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int for i in ids):
+        raise ModelError(f"model {model!r}: eos_token_id = {value!r}; needs an id or a list of ids")
+    return tuple(ids)
