@@ -1,0 +1,350 @@
+"""The engine against an oracle: any batch, chunk, prefix hit, preemption, overlap, draft or tier."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bien.core.errors import ContextLengthError, UserError
+from bien.core.request import SamplingParams, TokenIds
+from bien.core.speculation.speculator import SpeculatorCaps
+from bien.core.testing.hash_executor import HashExecutor, oracle
+from bien.core.testing.harness import Harness, toy_groups
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+
+KINDS = ["full", "full+window", "full+state", "full+window+state+draft"]
+
+
+def fcfs(budget: int = 16) -> Fcfs:
+    return Fcfs(FcfsConfig(token_budget=budget))
+
+
+def prompt_of(n: int, salt: int = 0) -> list[int]:
+    return [random.Random(f"{salt}/{i}").randrange(50) for i in range(n)]
+
+
+class Guesser:
+    """A host drafter that is right with a given chance."""
+
+    def __init__(self, groups: Any, chance: float, limit: int = 3) -> None:
+        self.caps = SpeculatorCaps(place="host", max_drafts=limit)
+        self._groups, self._chance = groups, chance
+        self._tokens: dict[str, list[int]] = {}
+        self._random = random.Random(1)
+        self.accepted = 0
+
+    def start(self, id: str, tokens: list[int]) -> None:
+        assert id not in self._tokens
+        self._tokens[id] = list(tokens)
+
+    def extend(self, id: str, tokens: list[int]) -> None:
+        self._tokens[id] += tokens
+
+    def propose(self, id: str, limit: int) -> list[int]:
+        return guess(self._tokens[id], self._groups, self._chance, self._random)[:limit]
+
+    def observe(self, id: str, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted
+        self.accepted += accepted
+
+    def end(self, id: str) -> None:
+        del self._tokens[id]
+
+    def close(self) -> None:
+        pass
+
+
+def guess(context: list[int], groups: Any, chance: float, rng: random.Random, limit: int = 3) -> list[int]:
+    right = oracle(context, limit, groups)
+    return [t if rng.random() < chance else (t + 1) % 50 for t in right][: rng.randrange(limit + 1)]
+
+
+class SlowStore:
+    """A host tier whose transfers end some polls later; a share of the loads fails."""
+
+    def __init__(self, executor: HashExecutor, delay: int = 3, fail: float = 0.0) -> None:
+        self._executor, self._delay, self._fail = executor, delay, fail
+        self._kept: dict[tuple[int, bytes], Any] = {}
+        self._random = random.Random(2)
+        self.loads = 0
+
+    def lookup(self, group: int, hashes: bytes) -> list[bool]:
+        return [(group, hashes[i : i + 16]) in self._kept for i in range(0, len(hashes), 16)]
+
+    def save(self, group: int, hashes: bytes, blocks: list[int]) -> Any:
+        def act() -> None:
+            for i, block in enumerate(blocks):
+                key = group, hashes[16 * i : 16 * i + 16]
+                self._kept[key] = self._executor.read(group, [block])
+
+        return Later(self._delay, act)
+
+    def load(self, group: int, hashes: bytes, blocks: list[int]) -> Any:
+        self.loads += 1
+        failed = self._random.random() < self._fail
+
+        def act() -> None:
+            for i, block in enumerate(blocks):
+                if not failed:
+                    self._executor.write(group, [block], self._kept[group, hashes[16 * i : 16 * i + 16]])
+
+        return Later(self._delay, act, failed)
+
+    def pin(self, group: int, hashes: bytes, ttl: float) -> None: ...
+    def evict(self, group: int, hashes: bytes) -> None: ...
+    def take_events(self) -> list[Any]:
+        return []
+
+    usage = (0, 0)
+
+    def close(self) -> None: ...
+
+
+class Later:
+    def __init__(self, polls: int, act: Callable[[], None], failed: bool = False) -> None:
+        self._polls, self._act, self._failed, self._done = polls, act, failed, False
+
+    def done(self) -> bool:
+        self._polls -= 1
+        if self._polls <= 0 and not self._done:
+            self._act()
+            self._done = True
+        return self._done
+
+    def failed(self) -> bool:
+        return self._failed
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_batches_and_chunks_give_the_oracles_text(kinds: str, depth: int) -> None:
+    h = Harness(fcfs(), groups=toy_groups(kinds), depth=depth)
+    prompts = {f"r{i}": prompt_of(5 + 9 * i, i) for i in range(6)}
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, 10)
+    h.run()
+    for id, prompt in prompts.items():
+        assert len(h.tokens[id]) == 10 and h.finish[id] == "length"
+        h.expect(id, prompt)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_second_turn_finds_its_prefix(kinds: str) -> None:
+    h = Harness(fcfs(), groups=toy_groups(kinds))
+    first = prompt_of(30)
+    h.submit("a", first, 10)
+    h.run()
+    second = first + h.tokens["a"] + prompt_of(5, 9)
+    h.submit("b", second, 6)
+    h.run()
+    h.expect("b", second)
+    # 40 tokens were confirmed, the KV of 39 of them: nine full blocks.
+    assert h.cached["b"] == 36
+    h.submit("c", second, 6)
+    h.run()
+    h.expect("c", second)
+    assert h.cached["c"] >= 40
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preemption_recomputes(kinds: str, depth: int) -> None:
+    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=24, depth=depth)
+    prompts = {f"r{i}": prompt_of(16, i) for i in range(4)}
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, 40)
+    h.run()
+    assert h.engine.stats().preemptions > 0
+    for id, prompt in prompts.items():
+        h.expect(id, prompt)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_drafts_change_nothing_but_the_number_of_steps(kinds: str, chance: float, place: str) -> None:
+    groups = toy_groups(kinds)
+    rng = random.Random(3)
+    host = Guesser(groups, chance) if place == "host" else None
+    h = Harness(
+        fcfs(32),
+        groups=groups,
+        depth=2,
+        speculator=host,
+        draft=(lambda c: guess(c, groups, chance, rng)) if place == "device" else None,
+        device_drafts=3 if place == "device" else 0,
+    )
+    prompts = {f"r{i}": prompt_of(7 + 5 * i, i) for i in range(4)}
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, 24)
+    h.run()
+    for id, prompt in prompts.items():
+        assert len(h.tokens[id]) == 24
+        h.expect(id, prompt)
+    stats = h.engine.stats()
+    assert stats.drafted > 0
+    assert (stats.accepted > 0) is (chance > 0)
+    again = prompts["r0"] + h.tokens["r0"]
+    h.submit("again", again, 4)
+    h.run()
+    h.expect("again", again)
+    assert h.cached["again"] == (len(again) - 1) // 4 * 4
+
+
+def test_a_request_may_opt_out_of_drafts() -> None:
+    groups = toy_groups()
+    h = Harness(fcfs(), groups=groups, speculator=Guesser(groups, 1.0))
+    h.submit("a", prompt_of(9), sampling=SamplingParams(8, temperature=0.0, seed=0, speculate=False))
+    h.run()
+    h.expect("a", prompt_of(9))
+    assert h.engine.stats().drafted == 0
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("fail", [0.0, 0.5, 1.0])
+def test_blocks_come_back_from_a_lower_tier(kinds: str, fail: float) -> None:
+    made: list[SlowStore] = []
+
+    def store(executor: HashExecutor) -> SlowStore:
+        made.append(SlowStore(executor, fail=fail))
+        return made[0]
+
+    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=20, store=store)  # type: ignore[arg-type]
+    prompts = [prompt_of(40, i) for i in range(4)]
+    for turn in range(2):
+        for i, prompt in enumerate(prompts):
+            h.submit(f"{turn}/{i}", prompt, 6)
+            h.run()
+            h.expect(f"{turn}/{i}", prompt)
+    assert made[0].loads > 0
+    if fail == 0.0:
+        assert all(h.cached[f"1/{i}"] == 36 for i in range(4)), h.cached
+
+
+def test_forced_tokens_replace_sampled_ones() -> None:
+    h = Harness(fcfs(), depth=2)
+    forced = [7, 7, 8, 9]
+    h.submit("a", prompt_of(6), 4, forced=TokenIds.of(forced))
+    h.run()
+    assert h.tokens["a"] == forced
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_stop_token_ends_late_steps_without_a_trace(depth: int) -> None:
+    prompt = prompt_of(11)
+    text = oracle(prompt, 20, toy_groups())
+    stop = text[6]
+    at = text.index(stop)
+    h = Harness(fcfs(), depth=depth, eos=(stop,))
+    h.submit("a", prompt, sampling=SamplingParams(20, temperature=0.0, seed=0))
+    h.run()
+    assert h.tokens["a"] == text[: at + 1] and h.finish["a"] == "stop"
+    h.submit("b", prompt + text[: at + 1] + prompt_of(7, 3), 5)
+    h.run()
+    h.expect("b", prompt + text[: at + 1] + prompt_of(7, 3))
+
+
+def test_abort_frees_everything_at_once() -> None:
+    h = Harness(fcfs(), depth=2)
+    for i in range(4):
+        h.submit(f"r{i}", prompt_of(20, i), 50)
+    for _ in range(4):
+        h.step()
+    for i in range(4):
+        h.engine.abort(f"r{i}")
+    assert h.cache.usage(0)[0] == 0
+    h.run()
+    assert not h.finish
+
+
+def test_what_can_never_run_is_refused() -> None:
+    h = Harness(fcfs(), blocks=10, max_context=100)
+    with pytest.raises(ContextLengthError, match="context window of 100"):
+        h.submit("a", prompt_of(95), 10)
+    with pytest.raises(ContextLengthError, match="pool 'full' holds 40"):
+        h.submit("b", prompt_of(50), 10)
+    with pytest.raises(UserError, match="max_tokens is 0"):
+        h.submit("c", prompt_of(5), 0)
+    h.submit("d", prompt_of(5), 3)
+    with pytest.raises(UserError, match="already running"):
+        h.submit("d", prompt_of(5), 3)
+    h.run()
+
+
+def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> None:
+    class Broken(Fcfs):
+        def plan(self, view: Any) -> Any:
+            plan = super().plan(view)
+            plan.items += plan.items
+            return plan
+
+    h = Harness(Broken(FcfsConfig()))
+    h.submit("a", prompt_of(5), 3)
+    h.run()
+    assert h.finish == {"a": "error"}
+
+
+class Scenario:
+    """Random traffic over one engine: sessions that extend themselves, with aborts."""
+
+    def __init__(self, seed: int, kinds: str, blocks: int, depth: int, budget: int, extra: str) -> None:
+        self.rng = random.Random(seed)
+        groups = toy_groups(kinds)
+        chance = random.Random(seed)
+        self.h = Harness(
+            fcfs(budget),
+            groups=groups,
+            blocks=blocks,
+            depth=depth,
+            slots=self.rng.randint(1, 5),
+            speculator=Guesser(groups, 0.7) if extra == "host" else None,
+            draft=(lambda c: guess(c, groups, 0.7, chance)) if extra == "device" else None,
+            device_drafts=3 if extra == "device" else 0,
+            store=(lambda e: SlowStore(e, 2, 0.2)) if extra == "store" else None,  # type: ignore[arg-type,return-value]
+        )
+        self.sessions = [prompt_of(self.rng.randint(1, 12), i % 2) for i in range(4)]
+        self.live: dict[str, tuple[int, list[int]]] = {}
+
+    def run(self, rounds: int) -> None:
+        for n in range(rounds):
+            busy = {s for s, _ in self.live.values()}
+            for s in range(len(self.sessions)):
+                if s not in busy and self.rng.random() < 0.4 and len(self.sessions[s]) < 60:
+                    id = f"{n}/{s}"
+                    self.h.submit(id, self.sessions[s], self.rng.randint(1, 9))
+                    self.live[id] = (s, self.sessions[s])
+            if self.live and self.rng.random() < 0.08:
+                gone = self.rng.choice(sorted(self.live))
+                self.h.engine.abort(gone)
+                del self.live[gone]
+            self.h.step()
+            self.h.engine.check_integrity()
+            self._harvest()
+        self.h.run()
+        self._harvest()
+        assert not self.live
+
+    def _harvest(self) -> None:
+        for id in [i for i in self.live if i in self.h.finish]:
+            s, prompt = self.live.pop(id)
+            assert self.h.finish[id] == "length"
+            self.h.expect(id, prompt)
+            self.sessions[s] = prompt + self.h.tokens[id] + prompt_of(self.rng.randint(1, 6), self.rng.randint(0, 99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    kinds=st.sampled_from(KINDS),
+    blocks=st.integers(22, 60),
+    depth=st.integers(1, 3),
+    budget=st.integers(1, 24),
+    extra=st.sampled_from(["", "host", "device", "store"]),
+)
+def test_random_traffic(seed: int, kinds: str, blocks: int, depth: int, budget: int, extra: str) -> None:
+    Scenario(seed, kinds, blocks, depth, budget, extra).run(40)
