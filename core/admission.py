@@ -336,9 +336,6 @@ class Admission:
         del self._loads[s]
         hashes = self._owner.chain(s, load.blocks)
         self._cache.commit(s.kv, hashes, load.blocks * self._block)
-        for _, m in load.parts:
-            if m.group in self._states:
-                self._cache.keep_snapshot(s.kv, m.group, hashes, load.blocks * self._block, m.blocks[0])
         self._ready(s, load.blocks)
 
     def _empty(self) -> tuple[SequenceKV, list[Missing]]:

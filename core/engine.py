@@ -11,6 +11,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from bien.core.admission import Admission
 from bien.core.clock import Clock
 from bien.core.content import TokenContent, content_of
@@ -345,20 +347,18 @@ class Engine:
         )
 
     def _tables(self) -> list[TableUpdate]:
-        dirty = self._admission.take_dirty()
+        dirty = [(s.slot, s.kv) for s in self._admission.take_dirty() if s.kv is not None and s.slot >= 0]
         out = []
         for g in range(len(self.groups)):
-            slots: list[int] = []
-            index: list[int] = []
-            blocks: list[int] = []
-            for s in dirty:
-                if s.kv is None or s.slot < 0:
-                    continue
-                for at, block in s.kv.take_updates(g):
-                    slots.append(s.slot)
-                    index.append(at)
-                    blocks.append(block)
-            out.append(TableUpdate(i32(slots), i32(index), i32(blocks)))
+            parts = [(slot, *kv.take_update_arrays(g)) for slot, kv in dirty]
+            parts = [p for p in parts if len(p[1])]
+            if not parts:
+                out.append(TableUpdate(i32(), i32(), i32()))
+                continue
+            slots = np.concatenate([np.full(len(index), slot, np.int32) for slot, index, _ in parts])
+            index = np.concatenate([p[1] for p in parts]).astype(np.int32, copy=False)
+            blocks = np.concatenate([p[2] for p in parts]).astype(np.int32, copy=False)
+            out.append(TableUpdate(slots, index, blocks))
         return out
 
     # -- finish
@@ -390,6 +390,9 @@ class Engine:
             s.rounds += 1
             s.drafted += item.drafts
             s.accepted += gained - 1
+            self._stats.rounds += 1
+            self._stats.drafted += item.drafts
+            self._stats.accepted += gained - 1
             if self._speculator is not None:
                 self._speculator.observe(s.id, item.drafts, gained - 1)
         if count:

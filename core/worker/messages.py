@@ -78,6 +78,13 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     rounds: int = 0
 
 
+class Join(msgspec.Struct, array_like=True, tag="join"):
+    """A gateway's first frame. A wrong protocol number or token is answered with Shutdown, else with Hello."""
+
+    protocol: int
+    token: str = ""
+
+
 class Hello(msgspec.Struct, array_like=True, tag="hello"):
     protocol: int
     info: WorkerInfo
@@ -127,5 +134,5 @@ class Shutdown(msgspec.Struct, array_like=True, tag="bye"):
     reason: str = ""
 
 
-ToWorker = Union[Submit, PromptPart, Abort, SnapshotRequest, Shutdown]
+ToWorker = Union[Join, Submit, PromptPart, Abort, SnapshotRequest, Shutdown]
 FromWorker = Union[Hello, StepFrame, Snapshot, Shutdown]
