@@ -41,11 +41,20 @@ def extend_chain(
     if want <= have:
         return hashes
     parent = hashes[-HASH_BYTES:] if have else root_hash(key, extra)
-    out = [hashes]
+    return hashes + _chain(key, parent, prompt, have * block_tokens, want * block_tokens, block_tokens)
+
+
+def continue_chain(key: bytes, parent: bytes, content: Prompt, block_tokens: int) -> bytes:
+    """The hashes of the full blocks of `content` that follow the block named `parent` (a hash)."""
+    return _chain(key, parent, content, 0, len(content) // block_tokens * block_tokens, block_tokens)
+
+
+def _chain(key: bytes, parent: bytes, prompt: Prompt, start: int, stop: int, block_tokens: int) -> bytes:
     # A copy of the keyed state costs 0.2 us less per block than building it again.
     keyed = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
     named = _ids_of_blocks if isinstance(prompt, TokenIds) else _runs_of_blocks
-    for content in named(prompt, have * block_tokens, want * block_tokens, block_tokens):  # type: ignore[arg-type]
+    out = []
+    for content in named(prompt, start, stop, block_tokens):  # type: ignore[arg-type]
         state = keyed.copy()
         state.update(parent + content)
         parent = state.digest()
