@@ -50,18 +50,22 @@ class GroupRows:
     def window(self) -> int:
         return self.pool.group.window
 
+    def entries(self) -> I64:
+        """[N] where each token's entry lies in the pool, as block * block_tokens + offset."""
+        size = self.block_tokens
+        if len(self.counts) == int(self.offsets[-1]):  # one token each
+            row, position = np.arange(len(self.counts)), self.starts.astype(np.int64)
+        else:
+            row = np.repeat(np.arange(len(self.counts)), self.counts)
+            position = flat_positions(self.starts, self.counts, self.offsets)
+        block, offset = np.divmod(position, size)
+        return self.table[row, block].astype(np.int64) * size + offset
+
     @property
     def mapping(self) -> Tensor:
-        """[N] int64: where each token's entry lies in the pool, as block * block_tokens + offset."""
+        """`entries` on the device, [N] int64."""
         if self._mapping is None:
-            size = self.block_tokens
-            if len(self.counts) == int(self.offsets[-1]):  # one token each
-                row, position = np.arange(len(self.counts)), self.starts.astype(np.int64)
-            else:
-                row = np.repeat(np.arange(len(self.counts)), self.counts)
-                position = flat_positions(self.starts, self.counts, self.offsets)
-            block = self.table[row, position // size].astype(np.int64)
-            self._mapping = torch.from_numpy(block * size + position % size).to(self.device)
+            self._mapping = torch.from_numpy(self.entries()).to(self.device)
         return self._mapping
 
 
@@ -115,7 +119,7 @@ class Rows:
         """Store every token's entry: kv [N, width]; for attention layers K heads, then V heads."""
         group, index = self.layers[layer]
         rows = self.group(group)
-        self.kernels.write_kv(rows.pool.flat[index], rows.mapping, kv)
+        self.kernels.write_kv(rows.pool.flat[index], rows, kv)
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """Causal attention (inside the group's window) over what `write` stored: query [N, heads, d] ->

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 class Kernels(Protocol):
-    """Stateless; every tensor lies on one device. N = tokens of the step."""
+    """One object per executor, used by one thread; every tensor lies on one device. N = tokens of the step.
+    What a kernel derives from `rows` for all layers of a step it may keep in `rows.plans`."""
 
-    def write_kv(self, flat: Tensor, mapping: Tensor, kv: Tensor) -> None:
-        """flat[mapping[i]] = kv[i]: flat [(blocks+1) * block_tokens, width], mapping [N] int64, kv [N, width]."""
+    def write_kv(self, flat: Tensor, rows: GroupRows, kv: Tensor) -> None:
+        """flat[rows.mapping[i]] = kv[i]: flat [(blocks+1) * block_tokens, width], kv [N, width]."""
         ...
 
     def paged_attention(self, query: Tensor, pool: Tensor, rows: GroupRows, scale: float) -> Tensor:

@@ -54,7 +54,7 @@ class Checkpoint:
         wrong = []
         for name, shape in expected.items():
             if name in self._where:
-                found = tuple(self._where[name].get_slice(name).get_shape())
+                found = self.shape(name)
                 if found != tuple(shape):
                     wrong.append(f"{name} is {list(found)}, config says {list(shape)}")
         problems = [_clause("missing", missing), _clause("unknown", extra), _clause("wrong shape", wrong)]
@@ -63,6 +63,9 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._where[name].get_slice(name).get_shape())
 
     def take(self, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
         """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device."""

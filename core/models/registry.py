@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -40,6 +40,7 @@ class ModelParts:
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
+    memo: dict[Any, Any] = field(default_factory=dict)  # what a model's layers share
 
 
 class CausalModel(Protocol):
@@ -92,5 +93,6 @@ def load_model(architecture: Architecture, folder: Path, parts: ModelParts) -> C
 
     make = model_class(architecture.name)
     with Checkpoint.open(folder, parts.dtype, parts.device) as checkpoint:
-        checkpoint.check(make.expected(architecture))
+        tied = architecture.config.get("tie_word_embeddings")
+        checkpoint.check(make.expected(architecture), frozenset({"lm_head.weight"} if tied else ()))
         return make(architecture, checkpoint, parts)

@@ -1,0 +1,97 @@
+"""`Llama`: decoders of the Llama shape, Qwen3 among them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from bien.core.architectures.base import Architecture
+from bien.core.models.layers import Attention, FeedForward
+
+if TYPE_CHECKING:
+    from bien.core.executors.rows import Rows
+    from bien.core.models.loading import Checkpoint
+    from bien.core.models.registry import ModelParts, Tap
+
+
+class LlamaLayer:
+    """x + attention(norm(x)), then + feed-forward(norm(.))."""
+
+    def __init__(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
+        prefix = f"model.layers.{index}."
+        self.index, self.eps = index, float(a.config["rms_norm_eps"])
+        self.norm = parts.kernels.rms_norm
+        self.input_norm = source.take(prefix + "input_layernorm.weight")
+        self.post_norm = source.take(prefix + "post_attention_layernorm.weight")
+        self.attention = Attention(prefix + "self_attn.", index, a, source, parts)
+        self.feed_forward = FeedForward(prefix + "mlp.", a, source, parts)
+
+    def __call__(self, hidden: Tensor, rows: Rows) -> Tensor:
+        hidden = hidden + self.attention(self.norm(hidden, self.input_norm, self.eps), rows)
+        return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
+
+
+class Llama:
+    """See `CausalModel`."""
+
+    def __init__(self, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
+        self.kernels, self.collect = parts.kernels, parts.strategy.collect
+        self.eps = float(a.config["rms_norm_eps"])
+        self.embedding = source.take("model.embed_tokens.weight")
+        self.layers = [LlamaLayer(i, a, source, parts) for i in range(a.layers)]
+        self.norm = source.take("model.norm.weight")
+        tied = a.config["tie_word_embeddings"]
+        head = self.embedding if tied else source.take("lm_head.weight")
+        self.output = parts.quantizer.linear("lm_head", head, None)
+
+    @staticmethod
+    def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:
+        hidden, inner, d = a.hidden_size, a.config["intermediate_size"], a.head_dim
+        names = {"model.embed_tokens.weight": (a.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        shapes: dict[str, tuple[int, ...]] = dict(names)
+        if not a.config["tie_word_embeddings"]:
+            shapes["lm_head.weight"] = (a.vocab_size, hidden)
+        linears = {
+            "self_attn.q_proj": (a.heads * d, hidden),
+            "self_attn.k_proj": (a.kv_heads * d, hidden),
+            "self_attn.v_proj": (a.kv_heads * d, hidden),
+            "self_attn.o_proj": (hidden, a.heads * d),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        biased = {"self_attn": a.config.get("attention_bias"), "mlp": a.config.get("mlp_bias")}
+        for i in range(a.layers):
+            prefix = f"model.layers.{i}."
+            for name, shape in linears.items():
+                shapes[f"{prefix}{name}.weight"] = shape
+                if biased[name.split(".")[0]]:
+                    shapes[f"{prefix}{name}.bias"] = shape[:1]
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"{prefix}{name}.weight"] = (hidden,)
+            if a.config.get("qk_norm"):
+                for name in ("q_norm", "k_norm"):
+                    shapes[f"{prefix}self_attn.{name}.weight"] = (d,)
+        return shapes
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.collect(F.embedding(tokens, self.embedding), "embed")
+
+    def forward(
+        self, tokens: Tensor, rows: Rows, wanted: Collection[Tap] = ()
+    ) -> tuple[Tensor, dict[Tap, Tensor]]:
+        taps: dict[Tap, Tensor] = {}
+        hidden = self.embed(tokens)
+        for i, layer in enumerate(self.layers):
+            if (i, "in") in wanted:
+                taps[i, "in"] = hidden
+            hidden = layer(hidden, rows)
+            if (i, "out") in wanted:
+                taps[i, "out"] = hidden
+        return hidden, taps
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.collect(self.output(self.kernels.rms_norm(hidden, self.norm, self.eps)), "logits")
