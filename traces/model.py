@@ -17,7 +17,11 @@ from bien.core.request import BlockRuns
 
 class Turn(msgspec.Struct, gc=False):
     """One model call. Times in seconds; `gap` is end-to-start from the stream's previous turn, or from
-    the spawning turn's end for a stream's first (from the session's start at the root: 0)."""
+    the spawning turn's end for a stream's first (from the session's start where there is none).
+
+    A turn that joins sub-agents starts `gap` after the later of its stream's previous turn and the ends
+    of those sub-agents: else the gap would count the recorded server's time once more.
+    """
 
     input: BlockRuns
     output: BlockRuns
