@@ -51,7 +51,12 @@ def uniforms(
 ) -> NDArray[np.float64]:
     """One float64 in [0, 1) per (seed, position), with all 53 bits random."""
     seed, position = np.broadcast_arrays(as_u64(seeds), as_u64(positions))
-    counter = (position & _LOW, position >> _SHIFT, np.full_like(position, choice), np.full_like(position, purpose))
+    counter = (
+        position & _LOW,
+        position >> _SHIFT,
+        np.full_like(position, choice),
+        np.full_like(position, purpose),
+    )
     high, low, _, _ = philox4x32(counter, (seed & _LOW, seed >> _SHIFT))
     # 27 bits of one word over 26 bits of the next.
     bits = ((high >> np.uint64(5)) << np.uint64(26)) | (low >> np.uint64(6))

@@ -40,7 +40,11 @@ def sample_rows(
         u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows])
         index = torch.from_numpy(rows).to(logits.device)
         tokens[index] = draw(
-            logits[index], u, heat[rows], np.asarray(top_p, np.float64)[rows], np.asarray(top_k, np.int64)[rows]
+            logits[index],
+            u,
+            heat[rows],
+            np.asarray(top_p, np.float64)[rows],
+            np.asarray(top_k, np.int64)[rows],
         )
     return tokens
 

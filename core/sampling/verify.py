@@ -24,7 +24,9 @@ class Verdict:
     tokens: I32
 
 
-def verify_rows(drawn: I32, samples: I32, drafts: I32, draft_tokens: I32, forced: I32 | None = None) -> Verdict:
+def verify_rows(
+    drawn: I32, samples: I32, drafts: I32, draft_tokens: I32, forced: I32 | None = None
+) -> Verdict:
     """Compare drafts with the target's tokens.
 
     samples [R]: 1 if the row yields tokens. drafts [R]: drafts per row, 0 in rows that yield none.

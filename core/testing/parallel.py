@@ -115,7 +115,7 @@ class ParallelSuite:
         tokens = torch.tensor([0, VOCAB - 1, 7, 33, 7])
 
         def part(s: ParallelStrategy, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-            rows, columns = _ranges(s.shard(EMBED, SHAPES[EMBED]), SHAPES[EMBED])
+            rows, _ = _ranges(s.shard(EMBED, SHAPES[EMBED]), SHAPES[EMBED])
             mine = (tokens >= rows.start) & (tokens < rows.stop)
             local = torch.where(mine, tokens - rows.start, 0)
             return _cut(s, EMBED, weights)[local] * mine[:, None]
@@ -132,7 +132,12 @@ class ParallelSuite:
 
     def test_agree_on_the_largest_header(self) -> None:
         for world, ranks in self._worlds():
-            for headers in ([0] * world, list(range(world)), list(range(world, 0, -1)), [0] * (world - 1) + [9]):
+            for headers in (
+                [0] * world,
+                list(range(world)),
+                list(range(world, 0, -1)),
+                [0] * (world - 1) + [9],
+            ):
                 found = self._together(ranks, lambda s, h=headers: s.agree(h[s.rank]))  # type: ignore[misc]
                 assert found == [max(headers)] * world, f"headers {headers}: ranks see {found}"
 

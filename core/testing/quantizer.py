@@ -61,7 +61,9 @@ class QuantizerSuite:
         weight, _ = self._parameters(self.dtypes[0])
         weight = weight * torch.logspace(-3, 3, self.out_features, dtype=weight.dtype)[:, None]
         x = self._input(self.dtypes[0])
-        self._near(self.build().linear(NAME, weight, None)(x), self._exact(x, weight, None), 0, self.dtypes[0])
+        self._near(
+            self.build().linear(NAME, weight, None)(x), self._exact(x, weight, None), 0, self.dtypes[0]
+        )
 
     def test_every_token_keeps_its_precision(self) -> None:
         """Tokens of very different size in one batch."""
@@ -70,7 +72,9 @@ class QuantizerSuite:
         weight, _ = self._parameters(self.dtypes[0])
         x = self._input(self.dtypes[0])
         x = x * torch.logspace(-3, 3, len(x), dtype=x.dtype)[:, None]
-        self._near(self.build().linear(NAME, weight, None)(x), self._exact(x, weight, None), -1, self.dtypes[0])
+        self._near(
+            self.build().linear(NAME, weight, None)(x), self._exact(x, weight, None), -1, self.dtypes[0]
+        )
 
     def test_a_token_does_not_depend_on_its_batch(self) -> None:
         import torch
@@ -94,7 +98,9 @@ class QuantizerSuite:
         assert torch.equal(layer(torch.zeros(2, self.in_features, dtype=weight.dtype)), bias.expand(2, -1))
         y = layer(self._input(self.dtypes[0]))
         assert bool(y.isfinite().all()), "a zero row of the weight gives infinities"
-        assert torch.equal(y[:, 3], bias[3].expand(len(y))), "a zero row of the weight gives more than the bias"
+        assert torch.equal(y[:, 3], bias[3].expand(len(y))), (
+            "a zero row of the weight gives more than the bias"
+        )
 
     def test_leaves_its_inputs_alone(self) -> None:
         """Weights may be mapped from a file that other workers read."""
@@ -114,7 +120,9 @@ class QuantizerSuite:
         x = self._input(self.dtypes[0])
         quantizer = self.build()
         for name in ("lm_head", "embed_tokens"):
-            self._near(quantizer.linear(name, weight, None)(x), self._exact(x, weight, None), -1, self.dtypes[0])
+            self._near(
+                quantizer.linear(name, weight, None)(x), self._exact(x, weight, None), -1, self.dtypes[0]
+            )
         quantizer.close()
 
     def _parameters(self, dtype: str) -> tuple[Tensor, Tensor]:

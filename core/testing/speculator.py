@@ -1,8 +1,8 @@
 """Conformance of host speculators. Subclass `HostSpeculatorSuite` with `build()`.
 
-    class TestMine(HostSpeculatorSuite):
-        def build(self) -> HostSpeculator:
-            return Mine(...)
+class TestMine(HostSpeculatorSuite):
+    def build(self) -> HostSpeculator:
+        return Mine(...)
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class HostSpeculatorSuite:
             for drafter in (fresh, used):
                 drafter.start("a", text)
             most = fresh.caps.max_drafts
-            assert used.propose("a", most) == fresh.propose("a", most), "drafts from a sequence that had ended"
+            assert used.propose("a", most) == fresh.propose("a", most), (
+                "drafts from a sequence that had ended"
+            )
             for drafter in (fresh, used):
                 drafter.end("a")
 
@@ -145,7 +147,9 @@ class HostSpeculatorSuite:
             cheated.start("a", given)
             given.extend([1, 2, 3, 4, 5])
             found = cheated.propose("a", cheated.caps.max_drafts)
-            assert found == expected, f"after {cut} tokens: {found}, but {expected} without knowing what follows"
+            assert found == expected, (
+                f"after {cut} tokens: {found}, but {expected} without knowing what follows"
+            )
 
     def test_observe_is_taken(self) -> None:
         drafter = self.build()

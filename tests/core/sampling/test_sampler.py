@@ -13,9 +13,9 @@ from bien.core.sampling.sampler import draw, filtered, sample_rows
 TEMPERATURES = st.sampled_from([0.3, 0.7, 1.0, 2.5])
 TOP_P = st.sampled_from([0.0, 0.05, 0.5, 0.75, 0.9, 0.999, 1.0])
 # Few distinct values: ties, forbidden tokens and exact crossings are common.
-LOGITS = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=9).filter(
-    lambda row: max(row) > -math.inf
-)
+LOGITS = st.lists(
+    st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=9
+).filter(lambda row: max(row) > -math.inf)
 
 
 def law(logits: list[float], temperature: float, top_p: float, top_k: int) -> np.ndarray:
@@ -117,7 +117,9 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int, random: object
     top_k = rng.choice([0, 1, 7, 299, 500], rows)
     together = sample_rows(logits, seeds, positions, heat, top_p, top_k)
     order = rng.permutation(rows)
-    shuffled = sample_rows(logits[order], seeds[order], positions[order], heat[order], top_p[order], top_k[order])
+    shuffled = sample_rows(
+        logits[order], seeds[order], positions[order], heat[order], top_p[order], top_k[order]
+    )
     assert shuffled.tolist() == together[order].tolist()
     for i in range(rows):
         one = slice(i, i + 1)
@@ -128,7 +130,12 @@ def test_a_row_does_not_depend_on_its_batch(seed: int, rows: int, random: object
 def test_frequencies_over_positions_follow_the_law() -> None:
     row, n = [0.0, 1.0, 2.0, -1.0], 20_000
     tokens = sample_rows(
-        torch.tensor([row]).expand(n, -1), np.full(n, 3), np.arange(n), np.ones(n), np.full(n, 0.95), np.zeros(n)
+        torch.tensor([row]).expand(n, -1),
+        np.full(n, 3),
+        np.arange(n),
+        np.ones(n),
+        np.full(n, 0.95),
+        np.zeros(n),
     )
     exact = law(row, 1.0, 0.95, 0)
     counts = np.bincount(tokens.numpy(), minlength=4)

@@ -11,7 +11,9 @@ from bien.core.sampling.verify import verify_rows
 # make matches common.
 TOKEN = st.integers(0, 1)
 YIELD = st.integers(0, 4).flatmap(
-    lambda k: st.tuples(st.lists(TOKEN, min_size=k + 1, max_size=k + 1), st.lists(TOKEN, min_size=k, max_size=k))
+    lambda k: st.tuples(
+        st.lists(TOKEN, min_size=k + 1, max_size=k + 1), st.lists(TOKEN, min_size=k, max_size=k)
+    )
 )
 ROWS = st.lists(st.one_of(st.none(), YIELD), min_size=1, max_size=8)
 

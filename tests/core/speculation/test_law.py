@@ -41,7 +41,12 @@ def alone(target: Model, length: int, start: Text = ()) -> Law:
     """The target's own law of `length` tokens after `start`, `start` included."""
     law = {start: Fraction(1)}
     for _ in range(length):
-        law = {(*text, t): p * q for text, p in law.items() for t, q in zip(VOCAB, target(text), strict=True) if q}
+        law = {
+            (*text, t): p * q
+            for text, p in law.items()
+            for t, q in zip(VOCAB, target(text), strict=True)
+            if q
+        }
     return law
 
 
@@ -74,7 +79,8 @@ def ours(target: Model, drafts: Text) -> Law:
 
 
 def by_coin(
-    accepts: Callable[[list[Fraction], int], Fraction], residual: Callable[[list[Fraction], int], list[Fraction]]
+    accepts: Callable[[list[Fraction], int], Fraction],
+    residual: Callable[[list[Fraction], int], list[Fraction]],
 ) -> Policy:
     """Draft by draft: a coin accepts it, else the residual law yields the round's last token."""
 
@@ -125,7 +131,10 @@ def keeps_the_rejected_draft(target: Model, drafts: Text) -> Law:
     return law
 
 
-RIGHT: dict[str, Policy] = {"ours": ours, "coin and residual": by_coin(lambda row, draft: row[draft], without)}
+RIGHT: dict[str, Policy] = {
+    "ours": ours,
+    "coin and residual": by_coin(lambda row, draft: row[draft], without),
+}
 BIASED: dict[str, Policy] = {
     "accepts with the largest probability": by_coin(lambda row, draft: max(row), without),
     "residual keeps the draft": by_coin(lambda row, draft: row[draft], whole),

@@ -95,7 +95,9 @@ class SwapsRanks(Tensors):
     """The vocabulary lies in reverse rank order: `logits` come out permuted."""
 
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        other = Tensors(self.world - 1 - self.rank, self.world, self.exchange) if "lm_head" in name else super()
+        other = (
+            Tensors(self.world - 1 - self.rank, self.world, self.exchange) if "lm_head" in name else super()
+        )
         return other.shard(name, shape)
 
 
