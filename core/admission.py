@@ -136,10 +136,12 @@ class Admission:
         if self._saves:
             self._poll_saves()
         if self._orphans:
-            for load, kv in self._orphans:
-                if load.done():
+            orphans, self._orphans = self._orphans, []
+            for load, kv in orphans:
+                if load.done():  # asked once: a transfer may end between two looks
                     self._cache.release(kv)
-            self._orphans = [(load, kv) for load, kv in self._orphans if not load.done()]
+                else:
+                    self._orphans.append((load, kv))
         for s, load in list(self._loads.items()):
             if load.done():
                 self._loaded(s, load)
