@@ -79,7 +79,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):
-    """A gateway's first frame. A wrong protocol number or token is answered with Shutdown, else with Hello."""
+    """A gateway's first frame. Answered with Hello, or, wrong protocol number or token, with Shutdown."""
 
     protocol: int
     token: str = ""

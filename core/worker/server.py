@@ -1,0 +1,244 @@
+"""The I/O side of a worker: gateways that connect, their requests, and the frames they get."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from typing import cast
+
+from bien.core.engine import StepReport
+from bien.core.errors import ResourceError, UserError
+from bien.core.kv.events import KVEvent
+from bien.core.request import GenerateRequest
+from bien.core.worker.loop import EngineThread
+from bien.core.worker.mapping import FrameMaker, RequestMap, duplicate, error_output
+from bien.core.worker.messages import (
+    PROTOCOL,
+    Abort,
+    FromWorker,
+    Hello,
+    Join,
+    PromptPart,
+    Shutdown,
+    SnapshotRequest,
+    StepFrame,
+    Submit,
+    ToWorker,
+    WorkerInfo,
+    WorkerStats,
+)
+from bien.core.worker.parts import Assembler, malformed
+from bien.core.worker.wire import MAX_TO_WORKER, WireError, frame, to_worker_reader, tune
+
+JOIN_SECONDS = 10.0  # how long a peer may take to say who it is
+MAX_UNSENT = 512 << 20  # bytes waiting for a gateway that does not read; more: it is dropped
+log = logging.getLogger("bien.worker")
+
+
+class Server:
+    """Lives on the event loop; is the `EngineListener` of the engine thread."""
+
+    def __init__(self, info: WorkerInfo, token: str) -> None:
+        self.info = info
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # with the reason
+        self.engine: EngineThread  # set by `run`
+        self._token = token
+        self._loop = asyncio.get_running_loop()
+        self._listening: asyncio.Server | None = None
+        self._gateways: dict[int, _Gateway] = {}  # those that have joined
+        self._count = 0
+        self._requests = RequestMap()
+        self._frames = FrameMaker(info.id, info.generation)
+        self._stats = WorkerStats()
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Accept gateways; the address. ResourceError when the port cannot be had."""
+        try:
+            self._listening = await self._loop.create_server(lambda: _Gateway(self), host, port)
+        except OSError as error:
+            raise ResourceError(
+                f"worker {self.info.id!r} cannot listen on {host}:{port}: {error.strerror or error}; "
+                f"valid: an address of this machine and a free port, or port 0 for any free one"
+            ) from None
+        address = self._listening.sockets[0].getsockname()
+        return address[0], address[1]
+
+    def stop(self, reason: str) -> None:
+        """Ask the engine to stop; `stopped` is set once it has."""
+        log.info("stopping: %s", reason)
+        self.engine.stop()
+
+    async def close(self, reason: str) -> None:
+        """Say goodbye to every gateway and let the last bytes out."""
+        if self._listening is not None:
+            self._listening.close()
+        for gateway in list(self._gateways.values()):
+            gateway.refuse(reason)
+        for _ in range(100):
+            if not self._gateways:
+                return
+            await asyncio.sleep(0.005)
+
+    # What gateways ask for.
+
+    def join(self, gateway: _Gateway, message: Join) -> None:
+        """WireError: another protocol, or the wrong token."""
+        if message.protocol != PROTOCOL:
+            raise WireError(f"protocol {message.protocol} is not spoken here; valid: {PROTOCOL}")
+        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+            raise WireError("wrong token")
+        self._count += 1
+        gateway.client = self._count
+        self._gateways[gateway.client] = gateway
+        gateway.send(Hello(PROTOCOL, self.info))
+        gateway.send(StepFrame(stats=self._stats))
+
+    def submit(self, client: int, rid: int, request: GenerateRequest) -> None:
+        if self._requests.holds(client, rid):
+            self.collide(client, rid)
+        elif fault := malformed(request.prompt):
+            self._fail(client, rid, UserError(fault, field="prompt"))
+        else:
+            self.engine.submit(self._requests.add(client, rid, request))
+
+    def collide(self, client: int, rid: int) -> None:
+        """A second request with a rid in use: to the client one error is the end of both."""
+        self.abort(client, rid)
+        self._fail(client, rid, duplicate(rid))
+
+    def abort(self, client: int, rid: int) -> None:
+        id = self._requests.remove(client, rid)
+        if id is not None:
+            self.engine.abort(id)
+
+    def lost(self, client: int) -> None:
+        """A gateway is gone; so are its requests."""
+        del self._gateways[client]
+        ids = self._requests.drop(client)
+        for id in ids:
+            self.engine.abort(id)
+        log.info("gateway %d left; %d requests aborted", client, len(ids))
+
+    # EngineListener: on the engine thread.
+
+    def on_report(self, report: StepReport, stats: WorkerStats) -> None:
+        self._later(self._report, report, stats)
+
+    def on_refused(self, id: str, error: Exception) -> None:
+        self._later(self._refused, id, error)
+
+    def on_snapshot(self, client: int, events: list[KVEvent]) -> None:
+        self._later(self._snapshot, client, events)
+
+    def on_stop(self, error: BaseException | None) -> None:
+        reason = "stopped" if error is None else f"engine failed: {type(error).__name__}: {error}"
+        self._later(self._set_stopped, reason)
+
+    def _later(self, call: object, *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            pass
+
+    # The same, on the event loop.
+
+    def _report(self, report: StepReport, stats: WorkerStats) -> None:
+        self._stats = stats
+        for client, message in self._frames.frames(report, stats, self._gateways, self._requests).items():
+            self._gateways[client].send(message)
+
+    def _refused(self, id: str, error: Exception) -> None:
+        owner = self._requests.owner(id)
+        if owner is not None:
+            self._requests.remove(*owner)
+            self._fail(*owner, error)
+
+    def _fail(self, client: int, rid: int, error: Exception) -> None:
+        self._gateways[client].send(StepFrame([error_output(rid, error)]))
+
+    def _snapshot(self, client: int, events: list[KVEvent]) -> None:
+        if client in self._gateways:
+            self._gateways[client].send(self._frames.snapshot(events))
+
+    def _set_stopped(self, reason: str) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(reason)
+
+
+class _Gateway(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.client = 0  # number of the gateway once it has joined
+        self._server = server
+        self._reader = to_worker_reader()
+        self._assembler = Assembler()
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        tune(transport)
+        self._deadline = asyncio.get_running_loop().call_later(JOIN_SECONDS, self.refuse, "no join in time")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.cancel()
+        self._refused = True
+        if self.client:
+            self._server.lost(self.client)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                if self._refused:
+                    return
+                self._on_message(message)
+        except WireError as error:
+            self.refuse(str(error))
+
+    def send(self, message: FromWorker) -> None:
+        if self._refused:
+            return
+        self._transport.write(frame(message))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
+            self._refused = True
+            log.warning("gateway %d does not read; its connection is closed", self.client)
+            self._transport.abort()
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection, with the reason as its last frame."""
+        if not self._refused:
+            log.info("connection of gateway %d closed: %s", self.client, reason)
+            self.send(Shutdown(reason))
+            self._refused = True
+            self._transport.close()
+
+    def _on_message(self, message: ToWorker) -> None:
+        if not self.client:
+            if not isinstance(message, Join):
+                raise WireError("the first frame must be a join")
+            self._server.join(self, message)
+            self._deadline.cancel()
+            self._reader.limit = MAX_TO_WORKER
+            return
+        match message:
+            case Submit() if message.rid in self._assembler:
+                self._assembler.drop(message.rid)
+                self._server.collide(self.client, message.rid)
+            case Submit(prompt_bytes=0):
+                self._server.submit(self.client, message.rid, message.request)
+            case Submit():
+                self._assembler.start(message)
+            case PromptPart():
+                request = self._assembler.add(message)
+                if request is not None:
+                    self._server.submit(self.client, message.rid, request)
+            case Abort():
+                self._assembler.drop(message.rid)
+                self._server.abort(self.client, message.rid)
+            case SnapshotRequest():
+                self._server.engine.snapshot(self.client)
+            case Shutdown():
+                self._server.stop(message.reason or "a gateway asked for it")
+            case Join():
+                raise WireError("joined already")

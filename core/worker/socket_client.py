@@ -1,0 +1,221 @@
+"""`SocketClient`: a `WorkerClient` over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+from bien.core.errors import ResourceError, UserError, WorkerDiedError
+from bien.core.request import GenerateRequest
+from bien.core.worker.client import WorkerListener
+from bien.core.worker.messages import (
+    PART_BYTES,
+    PROTOCOL,
+    Abort,
+    FromWorker,
+    Hello,
+    Join,
+    Shutdown,
+    Snapshot,
+    SnapshotRequest,
+    StepFrame,
+    WorkerInfo,
+)
+from bien.core.worker.parts import PartQueue, split
+from bien.core.worker.wire import WireError, frame, from_worker_reader, tune
+
+BURST = 4  # prompt parts written before other callbacks get their turn
+CLOSE_SECONDS = 1.0  # for the last frames to leave
+
+
+class SocketClient(asyncio.Protocol):
+    """One connection to one worker. Made by `connect`; used on the event loop only."""
+
+    info: WorkerInfo
+
+    @classmethod
+    async def connect(cls, host: str, port: int, token: str = "", *, timeout: float = 10.0) -> SocketClient:
+        """ResourceError: nobody listens there, or no answer in time. UserError: refused, with the reason."""
+        loop = asyncio.get_running_loop()
+        client = cls(f"{host}:{port}", token)
+        try:
+            async with asyncio.timeout(timeout):
+                await loop.create_connection(lambda: client, host, port)
+                client.info = await client._joined
+        except TimeoutError:
+            raise ResourceError(f"worker at {host}:{port} did not answer in {timeout:g} seconds") from None
+        except OSError as error:
+            raise ResourceError(f"no worker at {host}:{port}: {error.strerror or error}") from None
+        finally:
+            if not client.alive:
+                client._drop()
+        return client
+
+    def __init__(self, address: str, token: str) -> None:
+        self._address = address
+        self._token = token
+        self._loop = asyncio.get_running_loop()
+        self._joined: asyncio.Future[WorkerInfo] = self._loop.create_future()
+        self._reader = from_worker_reader()
+        self._transport: asyncio.Transport | None = None
+        self._listener: WorkerListener | None = None
+        self._early: list[StepFrame] = []  # frames that came before `attach`
+        self._live: set[int] = set()  # rids that may still get outputs
+        self._parts = PartQueue()
+        self._pumping = False
+        self._paused = False
+        self._snapshots: deque[asyncio.Future[Snapshot]] = deque()
+        self._reason = ""  # why the connection ended, when known before its end
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.alive = False
+
+    # WorkerClient
+
+    def attach(self, listener: WorkerListener) -> None:
+        self._listener = listener
+        early, self._early = self._early, []
+        for step in early:
+            listener.on_frame(self, step)
+        if self._gone.done():
+            self._loop.call_soon(listener.on_death, self, self._reason)
+
+    def submit(self, rid: int, request: GenerateRequest) -> None:
+        if not self.alive:
+            raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
+        submit, rest = split(rid, request)
+        self._parts.drop(rid)
+        self._live.add(rid)
+        self._send(submit)
+        if rest:
+            self._parts.add(rid, rest)
+            self._pump()
+
+    def abort(self, rid: int) -> None:
+        if rid in self._live and self.alive:
+            self._live.discard(rid)
+            self._parts.drop(rid)
+            self._send(Abort(rid))
+
+    async def snapshot(self) -> Snapshot:
+        if not self.alive:
+            raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
+        answer: asyncio.Future[Snapshot] = self._loop.create_future()
+        self._snapshots.append(answer)
+        self._send(SnapshotRequest())
+        return await answer
+
+    def catch_up(self) -> None:
+        """Nothing to do: the worker's clock runs by itself."""
+
+    async def close(self) -> None:
+        if self._transport is None:
+            return
+        self._reason = self._reason or "closed by this gateway"
+        self._transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            self._drop()
+            await self._gone
+
+    def shutdown(self, reason: str) -> None:
+        """Ask the worker process itself to stop."""
+        if self.alive:
+            self._send(Shutdown(reason))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        tune(transport)
+        self._transport.set_write_buffer_limits(high=2 * PART_BYTES)
+        self._send(Join(PROTOCOL, self._token))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._on_message(message)
+        except WireError as error:
+            self._reason = f"worker at {self._address} does not speak this protocol: {error}"
+            self._drop()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._pump()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        told = self._reason
+        lost = f"connection to the worker at {self._address} was lost ({error or 'it hung up'})"
+        self._reason = told or lost
+        was_alive, self.alive = self.alive, False
+        if not self._joined.done():
+            refused = UserError(f"worker at {self._address} refused this gateway: {told}")
+            self._joined.set_exception(refused if told else ResourceError(self._reason))
+        for answer in self._snapshots:
+            if not answer.done():
+                answer.set_exception(WorkerDiedError(self._reason))
+        self._snapshots.clear()
+        if not self._gone.done():
+            self._gone.set_result(None)
+        if was_alive and self._listener is not None:
+            self._listener.on_death(self, self._reason)
+
+    # private
+
+    def _on_message(self, message: FromWorker) -> None:
+        match message:
+            case StepFrame():
+                self._on_step(message)
+            case Snapshot():
+                if self._snapshots and not (answer := self._snapshots.popleft()).done():
+                    answer.set_result(message)
+            case Hello():
+                if message.protocol != PROTOCOL:
+                    raise WireError(f"its protocol is {message.protocol}, ours {PROTOCOL}")
+                self.alive = True
+                if not self._joined.done():
+                    self._joined.set_result(message.info)
+            case Shutdown():
+                self._reason = message.reason
+                self._drop()
+
+    def _on_step(self, step: StepFrame) -> None:
+        if step.outputs:
+            live = self._live
+            # An abort may have crossed outputs that were on their way.
+            step.outputs = [output for output in step.outputs if output.rid in live]
+            for output in step.outputs:
+                if output.finish is not None:
+                    live.discard(output.rid)
+                    self._parts.drop(output.rid)
+        if self._listener is None:
+            self._early.append(step)
+        else:
+            self._listener.on_frame(self, step)
+
+    def _send(self, message: object) -> None:
+        assert self._transport is not None
+        self._transport.write(frame(message))
+
+    def _pump(self) -> None:
+        """Write prompt parts while the connection takes them, other frames passing in between."""
+        if not self._pumping and not self._paused and self._parts:
+            self._pumping = True
+            self._loop.call_soon(self._burst)
+
+    def _burst(self) -> None:
+        self._pumping = False
+        for _ in range(BURST):
+            if self._paused or not self._parts or not self.alive:
+                return
+            self._send(self._parts.pop())
+        self._pump()
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

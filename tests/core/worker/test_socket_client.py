@@ -1,0 +1,262 @@
+"""Server and client over loopback, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from bien.core.errors import ResourceError, UserError
+from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.worker import server as server_module
+from bien.core.worker.loop import EngineThread
+from bien.core.worker.messages import PROTOCOL, Join, PromptPart, Shutdown, StepFrame, Submit
+from bien.core.worker.server import Server
+from bien.core.worker.socket_client import SocketClient
+from bien.core.worker.wire import frame, from_worker_reader
+from tests.core.worker.client_contract import ClientContract, Opened, Recorder
+from tests.core.worker.fake_engine import FakeEngine, FakeExecutor, info
+
+TOKEN = "open sesame"
+
+
+class Running:
+    """A server with a fake engine, and its address."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.server = Server(info(), TOKEN)
+        self.server.engine = EngineThread(self.engine, FakeExecutor(), self.server)  # type: ignore[arg-type]
+        self.host, self.port = "", 0
+
+    async def connect(self) -> tuple[SocketClient, Recorder]:
+        client = await SocketClient.connect(self.host, self.port, TOKEN)
+        recorder = Recorder()
+        client.attach(recorder)
+        return client, recorder
+
+    async def stop(self) -> None:
+        self.server.stop("the test ends")
+        await self.server.close(await self.server.stopped)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Running]:
+    worker = Running()
+    worker.host, worker.port = await worker.server.listen("127.0.0.1", 0)
+    worker.server.engine.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()
+
+
+class TestSocketClient(ClientContract):
+    def open(self) -> AbstractAsyncContextManager[Opened]:
+        return self._open()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Opened]:
+        async with running() as worker:
+            client, recorder = await worker.connect()
+            yield Opened(client, recorder, worker.stop)
+            await client.close()
+
+
+def request(tokens: int = 5, prompt: int = 10, tenant: str = "", session: str = "") -> GenerateRequest:
+    ids = TokenIds.of(range(prompt))
+    return GenerateRequest("r", ids, SamplingParams(max_tokens=tokens), tenant=tenant, session=session)
+
+
+async def test_two_gateways_get_their_own_outputs_and_all_events() -> None:
+    async with running() as worker:
+        one, first = await worker.connect()
+        two, second = await worker.connect()
+        one.submit(1, request(3))
+        two.submit(1, request(6))
+        await first.finished(1)
+        await second.finished(1)
+        assert (first.tokens(1), second.tokens(1)) == (3, 6)
+        await first.until(lambda: sum(f.batch is not None for f in first.frames) == 2)
+        await second.until(lambda: sum(f.batch is not None for f in second.frames) == 2)
+        # Frames are one per step: no more than the steps, the one of the join, and changes while idle.
+        assert len([f for f in first.frames if f.outputs]) == 3
+        await one.close()
+        await two.close()
+
+
+async def test_a_lost_gateway_takes_its_requests_along() -> None:
+    async with running() as worker:
+        one, first = await worker.connect()
+        two, second = await worker.connect()
+        one.submit(1, request(5000, session="slow"))
+        await first.until(lambda: 1 in first.outputs)
+        one._drop()
+        await second.until(lambda: second.frames[-1].stats and second.frames[-1].stats.running == 0)
+        assert worker.engine.log == ["abort r"]
+        two.submit(1, request())
+        await second.finished(1)
+        await two.close()
+
+
+async def test_a_prompt_of_200k_tokens_lets_others_pass() -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        client.submit(1, request(2, prompt=200_000, tenant="checked"))
+        client.submit(2, request(2, prompt=200_000, tenant="checked"))
+        client.submit(3, request(1))
+        await recorder.finished(1, 2, 3)
+        finished = [o.rid for f in recorder.frames for o in f.outputs if o.finish]
+        assert finished[0] == 3, "the small one does not wait for the large ones"
+        assert {recorder.finish(rid) for rid in (1, 2, 3)} == {"length"}
+        await client.close()
+
+
+async def test_a_request_can_be_aborted_while_its_prompt_is_on_its_way() -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        client.submit(1, request(2, prompt=200_000))
+        client.abort(1)
+        client.submit(2, request(2))
+        await recorder.finished(2)
+        assert 1 not in recorder.outputs
+        assert worker.engine.log == []
+        await client.close()
+
+
+async def test_duplicate_rid_while_its_prompt_is_on_its_way() -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        client.submit(1, request(2, prompt=200_000))
+        client.submit(1, request(2, prompt=200_000))
+        await recorder.finished(1)
+        assert "rid 1 is in use" in recorder.outputs[1][-1].error
+        client.submit(1, request(2))
+        await recorder.until(lambda: recorder.finish(1) == "length")
+        await client.close()
+
+
+async def test_odd_prompt_bytes_are_the_requests_fault() -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        client.submit(1, GenerateRequest("r", TokenIds(b"12345")))
+        await recorder.finished(1)
+        assert recorder.outputs[1][0].error_code == "invalid_request"
+        await client.close()
+
+
+async def raw(worker: Running, *messages: object) -> list[object]:
+    """What a worker answers to these frames until it hangs up."""
+    reader, writer = await asyncio.open_connection(worker.host, worker.port)
+    for message in messages:
+        writer.write(message if isinstance(message, bytes) else frame(message))
+    frames = from_worker_reader()
+    got: list[object] = []
+    async with asyncio.timeout(10):
+        while data := await reader.read(65536):
+            got += frames.feed(data)
+    writer.close()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([Join(PROTOCOL + 1, TOKEN)], f"protocol {PROTOCOL + 1} is not spoken here; valid: {PROTOCOL}"),
+        ([Join(PROTOCOL, "guess")], "wrong token"),
+        ([Submit(1, request())], "the first frame must be a join"),
+        ([b"GET / HTTP/1.1\r\n\r\n"], "a frame of 542393671 bytes; at most 4096 are allowed"),
+        ([Join(PROTOCOL, TOKEN), b"\x03\0\0\0abc"], "a frame of 3 bytes is not decodable"),
+        ([Join(PROTOCOL, TOKEN), Join(PROTOCOL, TOKEN)], "joined already"),
+        ([Join(PROTOCOL, TOKEN), Submit(1, request(), 2), PromptPart(1, b"123")], "more prompt bytes than"),
+    ],
+)
+async def test_bad_peers_are_told_why_and_the_worker_lives_on(messages: list[object], reason: str) -> None:
+    async with running() as worker:
+        *_, last = await raw(worker, *messages)
+        assert isinstance(last, Shutdown)
+        assert reason in last.reason
+        client, recorder = await worker.connect()
+        client.submit(1, request())
+        await recorder.finished(1)
+        await client.close()
+
+
+async def test_silent_peers_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "JOIN_SECONDS", 0.02)
+    async with running() as worker:
+        assert await raw(worker) == [Shutdown("no join in time")]
+
+
+async def test_a_gateway_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        monkeypatch.setattr(server_module, "MAX_UNSENT", -1)
+        client.submit(1, request())
+        await recorder.until(lambda: recorder.deaths)
+        monkeypatch.undo()
+        other, others = await worker.connect()
+        other.submit(1, request())
+        await others.finished(1)
+        await other.close()
+
+
+async def test_a_shutdown_says_goodbye_with_its_reason() -> None:
+    async with running() as worker:
+        client, recorder = await worker.connect()
+        client.shutdown("enough")
+        assert await worker.server.stopped == "stopped"
+        await worker.server.close("going home")
+        await recorder.until(lambda: recorder.deaths)
+        assert recorder.deaths == ["going home"]
+
+
+async def test_connect_names_what_went_wrong(unused_tcp_port_factory: Callable[[], int]) -> None:
+    port = unused_tcp_port_factory()
+    with pytest.raises(ResourceError, match=f"no worker at 127.0.0.1:{port}"):
+        await SocketClient.connect("127.0.0.1", port)
+    async with running() as worker:
+        with pytest.raises(UserError, match="refused this gateway: wrong token"):
+            await SocketClient.connect(worker.host, worker.port, "guess")
+        with pytest.raises(ResourceError, match=f"cannot listen on 127.0.0.1:{worker.port}"):
+            await Server(info(), TOKEN).listen("127.0.0.1", worker.port)
+
+
+async def test_a_peer_that_never_answers_is_given_up() -> None:
+    async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _.read()
+        writer.close()
+
+    listening = await asyncio.start_server(mute, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    async with listening:
+        with pytest.raises(ResourceError, match="did not answer in"):
+            await SocketClient.connect(host, port, timeout=0.02)
+
+
+async def test_a_stranger_on_the_port_is_no_worker() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(talk, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    async with listening:
+        with pytest.raises(UserError, match="does not speak this protocol"):
+            await SocketClient.connect(host, port)
+
+
+async def test_frames_before_attach_are_kept() -> None:
+    async with running() as worker:
+        client = await SocketClient.connect(worker.host, worker.port, TOKEN)
+        client.submit(1, request(1))
+        async with asyncio.timeout(10):
+            while not any(isinstance(f, StepFrame) and f.outputs for f in client._early):
+                await asyncio.sleep(0.001)
+        recorder = Recorder()
+        client.attach(recorder)
+        assert recorder.finish(1) == "length"
+        await client.close()
