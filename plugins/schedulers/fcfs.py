@@ -66,7 +66,7 @@ class Fcfs:
                 budget -= tokens + drafts
         self.stationary = (
             len(plan.items) == len(self._running)
-            and all(i.tokens == 1 for i in plan.items)
+            and all(i.tokens == 1 and i.sequence.pending == 1 for i in plan.items)
             and budget > 0
             and not shortage
         )
