@@ -54,13 +54,12 @@ class TinyHybridReader:
                     croppable=False,
                     snapshot=SnapshotPolicy(every),
                     dtype=state_dtype,
+                    shardable=False,
                 )
             else:
                 window = fields.size("sliding_window") if kind is GroupKind.WINDOW else 0
                 size = kv_bytes * len(members)
-                group = KVGroup(
-                    kind.value, kind, members, block_tokens, size, window=window, dtype=dtype
-                )
+                group = KVGroup(kind.value, kind, members, block_tokens, size, window=window, dtype=dtype)
             groups.append(group)
         attention = 2 * hidden * head_dim * (heads + kv_heads)
         linear = 5 * hidden * states * state_dim + 2 * states * (hidden + 1) + state_dim
@@ -85,7 +84,9 @@ class TinyHybridReader:
 def _kinds(fields: Fields, layers: int) -> list[GroupKind]:
     types = fields.config.get("layer_types")
     if not isinstance(types, (list, tuple)):
-        raise ModelError(f"model {fields.model!r}: config.json lacks 'layer_types', a list of {sorted(KINDS)}")
+        raise ModelError(
+            f"model {fields.model!r}: config.json lacks 'layer_types', a list of {sorted(KINDS)}"
+        )
     for kind in types:
         Fields({"layer_types": kind}, fields.model).only("layer_types", *KINDS)
     if len(types) != layers:

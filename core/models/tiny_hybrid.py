@@ -1,0 +1,181 @@
+"""`TinyHybrid`: full attention, sliding window and a gated delta rule in one small decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bien.core.architectures.base import Architecture
+from bien.core.models.layers import Attention, FeedForward
+
+if TYPE_CHECKING:
+    from bien.core.executors.rows import Rows
+    from bien.core.models.loading import Checkpoint
+    from bien.core.models.registry import ModelParts, Tap
+
+
+class DeltaMixer:
+    """The gated delta rule (Yang, Kautz, Hatamizadeh, "Gated delta networks", 2024), token by token.
+
+    Per head, with keys and queries of length one, decay a in (0, 1) and rate b in (0, 1):
+
+        S <- a S;  S <- S + b (v - S k) k^T;  o = S q
+
+    S is what the layer's KV group keeps, row-major [heads, value, key]; it is float32 in 16-bit models.
+    Every rank holds all heads.
+    """
+
+    def __init__(
+        self, prefix: str, layer: int, a: Architecture, source: Checkpoint, parts: ModelParts
+    ) -> None:
+        self.layer, self.kernels = layer, parts.kernels
+        self.heads, self.dim = a.config["linear_num_heads"], a.config["linear_head_dim"]
+        self.eps = float(a.config["rms_norm_eps"])
+        make = parts.quantizer.linear
+        names = ("q", "k", "v", "gate")
+        fused = torch.cat([source.take(f"{prefix}{n}_proj.weight") for n in names])
+        self.qkvg = make(prefix + "qkvg_proj", fused, None)
+        self.out = make(prefix + "o_proj", source.take(prefix + "o_proj.weight"), None)
+        gates = [torch.cat([source.take(f"{prefix}{n}_proj.{p}") for n in ("decay", "beta")]) for p in _GATE]
+        self.gates_weight, self.gates_bias = gates  # tiny, and too delicate for a quantizer
+        self.norm = source.take(prefix + "norm.weight")
+
+    def __call__(self, x: Tensor, rows: Rows) -> Tensor:
+        """Normed hidden [N, H] -> [N, H]. Continues from, and stores, the rows' states."""
+        q, k, v, gate = self.qkvg(x).view(-1, 4, self.heads, self.dim).unbind(1)
+        state = rows.load_states(self.layer).view(-1, self.heads, self.dim, self.dim)
+        gates = F.linear(x, self.gates_weight, self.gates_bias).to(state.dtype)
+        decay, rate = torch.exp(-F.softplus(gates[:, : self.heads])), torch.sigmoid(gates[:, self.heads :])
+        q, k = (F.normalize(t.to(state.dtype), dim=-1) for t in (q, k))
+        mixed, states = scan(state, q, k, v.to(state.dtype), decay, rate, rows)
+        rows.store_states(self.layer, states)
+        mixed = self.kernels.rms_norm(mixed.to(x.dtype), self.norm, self.eps) * F.silu(gate)
+        return self.out(mixed.flatten(1))
+
+
+_GATE = ("weight", "bias")
+
+
+def scan(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, rows: Rows
+) -> tuple[Tensor, Tensor]:
+    """Run the rule along every sequence of a ragged batch at once, the t-th token of each together.
+
+    state [S, heads, d, d] before the rows; q, k, v [N, heads, d]; decay, rate [N, heads]. Returns the
+    outputs [N, heads, d] and the states that `Rows.store_states` wants.
+    """
+    mixed = torch.empty_like(v)
+    keep, ends = rows.keep.astype(np.int64), np.cumsum(rows.keep, dtype=np.int64)
+    kept = state.new_empty(int(ends[-1]), *state.shape[1:])
+    for t in range(int(rows.counts.max())):
+        active = np.flatnonzero(rows.counts > t)
+        row, token = (
+            torch.from_numpy(active).to(q.device),
+            torch.from_numpy(rows.offsets[active] + t).to(q.device),
+        )
+        key = k[token][..., None, :]
+        s = state[row] * decay[token][..., None, None]
+        error = v[token] - (s * key).sum(-1)
+        s = s + (rate[token][..., None] * error)[..., None] * key
+        mixed[token] = (s * q[token][..., None, :]).sum(-1)
+        state[row] = s
+        # The last `keep` tokens of a row leave their state behind.
+        after = t - (rows.counts[active] - keep[active])
+        late = np.flatnonzero(after >= 0)
+        if len(late):
+            place = (ends - keep)[active[late]] + after[late]
+            kept[torch.from_numpy(place).to(q.device)] = s[torch.from_numpy(late).to(q.device)]
+    return mixed, kept.flatten(1)
+
+
+class HybridLayer:
+    """x + mixer(norm(x)), then + feed-forward(norm(.))."""
+
+    def __init__(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
+        prefix = f"model.layers.{index}."
+        self.index, self.eps, self.norm = index, float(a.config["rms_norm_eps"]), parts.kernels.rms_norm
+        self.input_norm = source.take(prefix + "input_layernorm.weight")
+        self.post_norm = source.take(prefix + "post_attention_layernorm.weight")
+        linear = a.config["layer_types"][index] == "linear_attention"
+        self.mixer: DeltaMixer | Attention
+        if linear:
+            self.mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
+        else:
+            self.mixer = Attention(prefix + "self_attn.", index, a, source, parts)
+        self.feed_forward = FeedForward(prefix + "mlp.", a, source, parts)
+
+    def __call__(self, hidden: Tensor, rows: Rows) -> Tensor:
+        hidden = hidden + self.mixer(self.norm(hidden, self.input_norm, self.eps), rows)
+        return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
+
+
+class TinyHybrid:
+    """See `CausalModel`."""
+
+    def __init__(self, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
+        self.kernels, self.collect = parts.kernels, parts.strategy.collect
+        self.eps = float(a.config["rms_norm_eps"])
+        self.embedding = source.take("model.embed_tokens.weight")
+        self.layers = [HybridLayer(i, a, source, parts) for i in range(a.layers)]
+        self.norm = source.take("model.norm.weight")
+        tied = a.config["tie_word_embeddings"]
+        head = self.embedding if tied else source.take("lm_head.weight")
+        self.output = parts.quantizer.linear("lm_head", head, None)
+
+    @staticmethod
+    def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:
+        hidden, inner, d = a.hidden_size, a.config["intermediate_size"], a.head_dim
+        states, size = a.config["linear_num_heads"], a.config["linear_head_dim"]
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (a.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
+        if not a.config["tie_word_embeddings"]:
+            shapes["lm_head.weight"] = (a.vocab_size, hidden)
+        attention: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj.weight": (a.heads * d, hidden),
+            "self_attn.k_proj.weight": (a.kv_heads * d, hidden),
+            "self_attn.v_proj.weight": (a.kv_heads * d, hidden),
+            "self_attn.o_proj.weight": (hidden, a.heads * d),
+        }
+        linear: dict[str, tuple[int, ...]] = {
+            f"linear_attn.{n}_proj.weight": (states * size, hidden) for n in ("q", "k", "v", "gate")
+        }
+        linear |= {f"linear_attn.{n}_proj.weight": (states, hidden) for n in ("decay", "beta")}
+        linear |= {f"linear_attn.{n}_proj.bias": (states,) for n in ("decay", "beta")}
+        linear |= {"linear_attn.o_proj.weight": (hidden, states * size), "linear_attn.norm.weight": (size,)}
+        common: dict[str, tuple[int, ...]] = {
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        for i, kind in enumerate(a.config["layer_types"]):
+            own = linear if kind == "linear_attention" else attention
+            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (own | common).items()}
+        return shapes
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.collect(F.embedding(tokens, self.embedding), "embed")
+
+    def forward(
+        self, tokens: Tensor, rows: Rows, wanted: Collection[Tap] = ()
+    ) -> tuple[Tensor, dict[Tap, Tensor]]:
+        taps: dict[Tap, Tensor] = {}
+        hidden = self.embed(tokens)
+        for i, layer in enumerate(self.layers):
+            if (i, "in") in wanted:
+                taps[i, "in"] = hidden
+            hidden = layer(hidden, rows)
+            if (i, "out") in wanted:
+                taps[i, "out"] = hidden
+        return hidden, taps
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.collect(self.output(self.kernels.rms_norm(hidden, self.norm, self.eps)), "logits")
