@@ -6,10 +6,13 @@ line per message. Stdin stays open: its end tells the child that the parent is g
 
 from __future__ import annotations
 
+import os
+import secrets
 from typing import Any, Union
 
 import msgspec
 
+from bien.core.compose import Composition
 from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.entry_points import PluginRef
 from bien.core.errors import BienError, UserError
@@ -33,6 +36,42 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None  # of the engine's generator; None: from the system
     die_with_parent: bool = True  # ask the kernel for a signal when the starting thread ends
     builder: str = BUILDER  # "module:function" that takes this and returns a BuiltWorker
+
+
+def assign(composition: Composition) -> list[WorkerStart]:
+    """One start message per worker of every pool ("main-0", "main-1", ...), with one token for all.
+
+    Threads that a pool leaves open: the cores of this machine, shared evenly by all workers, at least one.
+    """
+    pools = composition.deployment.pool
+    share = max(1, cores() // max(1, sum(pool.count for pool in pools)))
+    token = secrets.token_hex(16)
+    return [
+        WorkerStart(
+            id=f"{pool.name}-{i}",
+            model=composition.model,
+            pool=pool,
+            plugins=composition.refs(pool.name),
+            threads=pool.threads or share,
+            token=token,
+        )
+        for pool in pools
+        for i in range(pool.count)
+    ]
+
+
+def cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of a container."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        count = os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return count
 
 
 class Progress(msgspec.Struct, tag="progress"):

@@ -1,0 +1,201 @@
+"""From a composed pool to one worker's engine and executor, ready to be driven. Imports no torch itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bien.core.architectures.base import Architecture
+from bien.core.architectures.registry import read_architecture
+from bien.core.clock import Clock, WallClock
+from bien.core.compose import PoolComposition, compose_pool
+from bien.core.deployment import PoolSpec
+from bien.core.engine import Engine, EngineLimits
+from bien.core.errors import DeploymentError
+from bien.core.executors.base import Executor
+from bien.core.kv.cache import KVCache
+from bien.core.kv.groups import KVGroup
+from bien.core.providers import Context
+from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.start import WorkerStart
+
+
+@dataclass(slots=True)
+class BuiltWorker:
+    """Who drives it closes the engine first, then the executor."""
+
+    engine: Engine
+    executor: Executor
+    info: WorkerInfo
+    architecture: Architecture
+    depth: int = 2  # steps in flight that pay off when the executor computes by itself
+
+    def close(self) -> None:
+        try:
+            self.engine.close()
+        finally:
+            self.executor.close()
+
+
+def build_worker(start: WorkerStart, progress: Callable[[str], None] = lambda text: None) -> BuiltWorker:
+    """In a worker process: load exactly the plugins of the start message and build."""
+    progress("loading plugins")
+    pool = compose_pool(start.model, start.pool, start.plugins)
+    # The boot id makes it unique: after a restart the cache is empty, whatever the epoch says.
+    generation = f"{os.urandom(6).hex()}-{start.epoch}"
+    return build(
+        pool,
+        id=start.id,
+        generation=generation,
+        rng=random.Random(start.seed),
+        threads=start.threads,
+        progress=progress,
+    )
+
+
+def build(
+    pool: PoolComposition,
+    *,
+    id: str,
+    generation: str,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    threads: int = 1,
+    progress: Callable[[str], None] = lambda text: None,
+) -> BuiltWorker:
+    """Make the parts of a pool and put an engine around them.
+
+    `clock` None: the wall clock. Raises what the parts raise (ModelError, ResourceError, UserError);
+    DeploymentError for a pool that holds not even one block. What was made until then is closed.
+    """
+    model, spec = pool.model, pool.spec
+    progress("reading the model's config")
+    architecture = read_architecture(model.name, model.block_tokens, model.dtype, model.max_context)
+    ctx = Context(
+        clock=clock or WallClock(),
+        rng=rng or random.Random(),
+        architecture=architecture,
+        groups=architecture.groups,
+        dtype=model.dtype,
+        device=spec.device,
+        threads=threads,
+    )
+    with ExitStack() as made:
+        ctx.parts = parts = _Parts(pool, ctx)
+        strategy = parts["parallel"]
+        ctx.mesh = strategy.mesh(spec.devices)
+        speculator = parts["speculator"]
+        device_drafter = speculator is not None and speculator.caps.place == "device"
+        if device_drafter:
+            ctx.groups += speculator.groups(architecture, model.block_tokens)
+        progress(f"loading {model.name}")
+        executor: Executor = pool.make("executor", ctx)
+        made.callback(executor.close)
+        groups = executor.groups
+        blocks = tuple(_blocks(group, spec) for group in groups)
+        progress(f"allocating KV for {spec.kv_tokens} tokens")
+        executor.allocate(blocks, spec.slots, architecture.max_context)
+        ctx.groups, ctx.io = groups, executor.io
+        scheduler = pool.make("scheduler", ctx)
+        made.callback(scheduler.close)
+        engine = Engine(
+            scheduler=scheduler,
+            cache=KVCache(groups, blocks, model.block_tokens, spec.slots),
+            groups=groups,
+            limits=EngineLimits(
+                slots=spec.slots,
+                max_context=architecture.max_context,
+                block_tokens=model.block_tokens,
+                eos_token_ids=architecture.eos_token_ids,
+                device_drafts=speculator.caps.max_drafts if device_drafter else 0,
+            ),
+            clock=ctx.clock,
+            speculator=None if device_drafter else speculator,
+            store=pool.make("kv_store", ctx),
+            rng=ctx.rng,
+        )
+        made.pop_all()
+    info = describe(pool, architecture, groups, id=id, generation=generation)
+    return BuiltWorker(engine, executor, info, architecture)
+
+
+def describe(
+    pool: PoolComposition,
+    architecture: Architecture,
+    groups: tuple[KVGroup, ...],
+    *,
+    id: str,
+    generation: str,
+) -> WorkerInfo:
+    """What a worker tells gateways about itself."""
+    spec, block_tokens = pool.spec, pool.model.block_tokens
+    paged = [_blocks(group, spec) * block_tokens for group in groups if group.paged]
+    return WorkerInfo(
+        id=id,
+        generation=generation,
+        fp=fingerprint(pool, architecture, groups),
+        model=pool.model.name,
+        role=spec.role,
+        block_tokens=block_tokens,
+        max_context=architecture.max_context,
+        slots=spec.slots,
+        capacity_tokens=min(paged, default=architecture.max_context * spec.slots),
+        vocab_size=architecture.vocab_size,
+        eos_token_ids=architecture.eos_token_ids,
+        pid=os.getpid(),
+        group_kinds=tuple(group.kind.value for group in groups),
+        group_windows=tuple(group.window for group in groups),
+        snapshot_tokens=tuple(group.snapshot.every_tokens for group in groups),
+    )
+
+
+def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple[KVGroup, ...]) -> str:
+    """Names the *representation* of cached blocks: model, data type, quantizer, block size, group layout.
+    Workers with equal fingerprints could use each other's blocks."""
+    named = (
+        os.path.basename(pool.model.name.rstrip("/")),
+        architecture.name,
+        architecture.config,
+        pool.model.dtype,
+        pool.model.block_tokens,
+        pool.spec.quantizer,
+        groups,
+    )
+    packed = msgspec.msgpack.encode(named, order="deterministic")
+    return hashlib.blake2b(packed, digest_size=8, person=b"bien-fp").hexdigest()
+
+
+class _Parts(dict[str, Any]):
+    """Parts of an executor, made when it asks: a simulated one asks for none of those that need torch."""
+
+    def __init__(self, pool: PoolComposition, ctx: Context) -> None:
+        super().__init__()
+        self._pool = pool
+        self._ctx = ctx
+
+    def __missing__(self, kind: str) -> Any:
+        self[kind] = self._pool.make(kind, self._ctx)
+        return self[kind]
+
+    def get(self, kind: str, default: Any = None) -> Any:
+        return self[kind]
+
+
+def _blocks(group: KVGroup, spec: PoolSpec) -> int:
+    if not group.paged:
+        return spec.slots + spec.snapshots  # each running sequence holds a live state
+    blocks = spec.kv_tokens // group.block_tokens
+    if blocks < 1:
+        raise DeploymentError(
+            f"pool {spec.name!r}: kv_tokens is {spec.kv_tokens}; valid: at least one block of "
+            f"{group.block_tokens} tokens",
+            field="kv_tokens",
+        )
+    return blocks

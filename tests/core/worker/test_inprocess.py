@@ -1,0 +1,150 @@
+"""Jumped runs equal stepped runs, record for record; and the client keeps its contract in process."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bien.core.clock import VirtualClock
+from bien.core.engine import Engine, EngineLimits
+from bien.core.executors.simulated import SimulatedExecutor
+from bien.core.kv.cache import KVCache
+from bien.core.plan import ExecutorPlan
+from bien.core.request import BlockRuns, GenerateRequest, SamplingParams, TokenIds
+from bien.core.testing.harness import toy_groups
+from bien.core.worker.inprocess import InProcessClient
+from bien.core.worker.messages import StepFrame, WorkerInfo
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+
+
+def cost(plan: ExecutorPlan) -> float:
+    return 0.008 + 0.0005 * plan.tokens
+
+
+def make(kinds: str, blocks: int, slots: int, jump: bool, counted: list[int]) -> InProcessClient:
+    groups = toy_groups(kinds)
+    sizes = tuple(blocks if g.paged else slots + 6 for g in groups)
+    clock = VirtualClock()
+    executor = SimulatedExecutor(groups, lambda p: counted.append(p.step) or cost(p), 50, virtual=True)  # type: ignore[func-returns-value]
+    executor.allocate(sizes, slots, 512)
+    engine = Engine(
+        scheduler=Fcfs(FcfsConfig(token_budget=32)),
+        cache=KVCache(groups, sizes, 4, slots),
+        groups=groups,
+        limits=EngineLimits(slots, 512, 4),
+        clock=clock,
+        rng=random.Random(0),
+    )
+    return InProcessClient(WorkerInfo("w", "g", "fp"), engine, executor, clock, jump=jump)
+
+
+class Recorder:
+    """One record per request: first and last token's time, tokens, cached."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, list[Any]] = {}
+        self.events: list[Any] = []
+        self.seq = 0
+
+    def on_frame(self, worker: Any, frame: StepFrame) -> None:
+        for o in frame.outputs:
+            first, last = o.times or (frame.time, frame.time)
+            record = self.records.setdefault(o.rid, [first, last, 0, o.cached, None, o.tokens])
+            record[1], record[2], record[4] = last, record[2] + o.count, o.finish
+        if frame.batch:
+            assert frame.batch.seq == self.seq + 1
+            self.seq += 1
+            for e in frame.batch.events:
+                for i in range(0, len(e.hashes), 16):
+                    self.events.append((e.op, e.group, e.hashes[i : i + 16]))
+
+    def on_death(self, worker: Any, reason: str) -> None:
+        self.records[-1] = [reason]
+
+
+def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Recorder, int]:
+    rng = random.Random(seed)
+    jobs = []
+    for session in range(4):
+        base, at = session * 10_000, rng.random()
+        length = rng.randint(4, 30)
+        for _ in range(3):
+            out = rng.randint(1, 40)
+            jobs.append((at, base, length, out))
+            length += out + rng.randint(0, 10)
+            at += rng.random() * 2
+            if length > 100:
+                break
+    counted: list[int] = []
+    recorder = Recorder()
+
+    async def main() -> None:
+        client = make(kinds, blocks, slots, jump, counted)
+        client.attach(recorder)
+        clock = VirtualClock()
+        for rid, (at, base, length, out) in enumerate(sorted(jobs)):
+            await clock.sleep(at - clock.time())
+            prompt = BlockRuns.of([(base, length)])
+            forced = BlockRuns.of([(base + length, out)])
+            sampling = SamplingParams(out, ignore_eos=True, seed=1)
+            client.submit(rid, GenerateRequest(f"r{rid}", prompt, sampling, forced=forced))
+            if rng.random() < 0.1:
+                await clock.sleep(0.05)
+                client.abort(rid)
+        while client.engine.busy or client._inbox:
+            await clock.sleep(1.0)
+        client.engine.check_integrity()
+        await client.close()
+
+    VirtualClock.run(main())
+    return recorder, len(counted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    kinds=st.sampled_from(["full", "full+window", "full+state"]),
+    blocks=st.integers(40, 120),
+    slots=st.integers(1, 5),
+)
+def test_a_jumped_run_equals_a_stepped_run(seed: int, kinds: str, blocks: int, slots: int) -> None:
+    stepped, steps = play(seed, kinds, blocks, slots, jump=False)
+    jumped, fewer = play(seed, kinds, blocks, slots, jump=True)
+    assert fewer <= steps
+    assert stepped.records.keys() == jumped.records.keys()
+    for rid, want in stepped.records.items():
+        got = jumped.records[rid]
+        assert got[:2] == pytest.approx(want[:2], abs=1e-6), rid
+        assert got[2:] == want[2:], rid
+    assert sorted(stepped.events) == sorted(jumped.events)
+
+
+def test_jumps_save_steps() -> None:
+    _, steps = play(7, "full", 200, 4, jump=False)
+    _, fewer = play(7, "full", 200, 4, jump=True)
+    assert fewer * 3 < steps
+
+
+def test_real_ids_get_their_forced_tokens() -> None:
+    recorder = Recorder()
+
+    async def main() -> None:
+        client = make("full", 40, 2, True, [])
+        client.attach(recorder)
+        request = GenerateRequest(
+            "a", TokenIds.of([1, 2, 3]), SamplingParams(3, ignore_eos=True), forced=TokenIds.of([9, 8])
+        )
+        client.submit(0, request)
+        await VirtualClock().sleep(5)
+        assert request.id == "a"
+        client.kill("boom")
+        client.submit(1, request)
+        await VirtualClock().sleep(5)
+
+    VirtualClock.run(main())
+    assert recorder.records[0][2:5] == [3, 0, "length"]
+    assert recorder.records[-1] == ["boom"] and 1 not in recorder.records
