@@ -101,6 +101,7 @@ __all__ = [
     "hookimpl",
     "nearest",
     "simulated_executor",
+    "torch_executor",
 ]
 
 
@@ -114,3 +115,11 @@ def simulated_executor(ctx: Context, cost: Callable[[ExecutorPlan], float]) -> E
     if ctx.architecture is None:
         raise UserError("a simulated executor needs the architecture of the model in its context")
     return SimulatedExecutor(ctx.groups, cost, ctx.architecture.vocab_size, virtual=ctx.clock.virtual)
+
+
+def torch_executor(ctx: Context) -> Executor:
+    """The executor that loads `ctx.architecture`'s weights and runs them with torch on `ctx.device`, in
+    `ctx.dtype`. `ctx.parts` names the pool's "quantizer", "parallel" and, if any, "speculator"."""
+    from bien.core.executors.make import make_executor
+
+    return make_executor(ctx)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -79,3 +81,16 @@ class PoolIO:
         with torch.inference_mode():
             index = torch.tensor(blocks, dtype=torch.int64, device=pool.device)
             pool.index_copy_(1, index, data.data.to(pool.device))
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated: the device's, or the machine's within its control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - used))

@@ -93,7 +93,8 @@ class Rows:
         self.offsets: I64 = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=self.offsets[1:])
         self.tokens = int(self.offsets[-1])  # N
-        self.positions = torch.from_numpy(flat_positions(starts, counts, self.offsets)).to(device)  # [N] int64
+        self.host_positions = flat_positions(starts, counts, self.offsets)
+        self.positions = torch.from_numpy(self.host_positions).to(device)  # [N] int64
         self.shared: dict[Any, Any] = {}  # what layers derive once per step (rotary angles)
         self.kept: dict[int, Tensor] = {}  # STATE group -> [layers, sum(keep), width], when drafts run
         self._groups: dict[int, GroupRows] = {}

@@ -1,0 +1,224 @@
+"""`TorchExecutor`: runs a model, its KV pools and the sampler in this process, on any torch device."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bien.core.clock import Clock
+from bien.core.errors import PluginFault, ResourceError
+from bien.core.executors.pools import Pool, PoolIO, available_bytes
+from bien.core.executors.rows import Rows
+from bien.core.executors.slots import Slots
+from bien.core.kernels.base import Kernels
+from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.models.registry import CausalModel
+from bien.core.plan import I32, ExecutorPlan, StateCopy, StepResult
+from bien.core.sampling.sampler import sample_rows
+from bien.core.sampling.verify import verify_rows
+from bien.core.speculation.speculator import DeviceSpeculator
+
+
+@dataclass(slots=True)
+class Step:
+    """A forward that waits for `sample`."""
+
+    plan: ExecutorPlan
+    rows: Rows
+    logits: Tensor  # [R, V] of the rows that yield tokens
+    began: float
+
+
+class TorchExecutor:
+    """See `Executor`. Steps run when they are called, in the caller's thread; futures come back done."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        groups: tuple[KVGroup, ...],
+        kernels: Kernels,
+        device: torch.device,
+        clock: Clock,
+        drafter: DeviceSpeculator | None = None,
+    ) -> None:
+        """`groups`: the model's, then the drafter's own (kind DRAFT)."""
+        self.model, self.groups, self.kernels, self.device = model, groups, kernels, device
+        self.drafter, self._clock = drafter, clock
+        self._taps = frozenset(drafter.caps.taps) if drafter else frozenset()
+        self._drafting = tuple(i for i, g in enumerate(groups) if g.kind is GroupKind.DRAFT)
+        self.pools: tuple[Pool, ...] = ()
+        self.io = PoolIO(())
+        self.slots = Slots((), 0, 0)
+        if drafter is not None:
+            drafter.load(model, self._drafting)
+
+    def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
+        need = sum(g.block_bytes * (n + 1) for g, n in zip(self.groups, blocks, strict=True))
+        free = available_bytes(self.device)
+        if need > free:
+            sizes = ", ".join(
+                f"{g.name}: {n:,} blocks of {g.block_bytes:,} bytes" for g, n in zip(self.groups, blocks, strict=True)
+            )
+            raise ResourceError(
+                f"KV pools need {need:,} bytes ({sizes}), but {free:,} are available on {self.device}; "
+                "lower kv_tokens or slots of the pool"
+            )
+        self.pools = tuple(Pool.allocate(g, n, self.device) for g, n in zip(self.groups, blocks, strict=True))
+        self.io = PoolIO(self.pools)
+        drafts = self.drafter.caps.max_drafts if self.drafter else 64
+        self.slots = Slots(self.groups, slots, max_context + drafts + 2)
+
+    @torch.inference_mode()
+    def forward(self, plan: ExecutorPlan) -> Step:
+        began = self._clock.time()
+        self.slots.apply(plan)
+        for copy in plan.restores:
+            self._restore(copy)
+        rows = Rows(
+            self.pools,
+            self.slots.tables,
+            plan.slots,
+            plan.starts,
+            plan.counts,
+            plan.drafts,
+            self.kernels,
+            self.device,
+        )
+        slot = plan.slots if rows.tokens == plan.rows else np.repeat(plan.slots, plan.counts)
+        tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_positions]).to(self.device)
+        hidden, taps = self.model.forward(tokens, rows, self._taps)
+        if self.drafter is not None:
+            self.drafter.absorb(rows, taps)
+        wanted = _yielding(plan, rows)
+        if len(wanted) != rows.tokens:
+            hidden = hidden.index_select(0, torch.from_numpy(wanted).to(self.device))
+        logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
+        return Step(plan, rows, logits, began)
+
+    @torch.inference_mode()
+    def sample(self, handle: Step, masks: Tensor | None = None) -> Future[StepResult]:
+        """`masks`: [R, V] bool, True where a token is allowed, R = yielding rows."""
+        plan, rows = handle.plan, handle.rows
+        accepted, tokens = self._verify(handle, masks)
+        self.slots.extend(plan.slots, accepted, tokens)
+        self._settle(plan, rows, accepted)
+        for copy in plan.snapshots:
+            self._snapshot(copy, plan, rows, accepted)
+        proposed = self._propose(plan) if self.drafter is not None else None
+        done: Future[StepResult] = Future()
+        seconds = self._clock.time() - handle.began
+        done.set_result(StepResult(plan.step, accepted, tokens, proposed, seconds))
+        return done
+
+    def close(self) -> None:
+        if self.drafter is not None:
+            self.drafter.close()
+        self.pools, self.io = (), PoolIO(())
+
+    def _verify(self, handle: Step, masks: Tensor | None) -> tuple[I32, I32]:
+        plan, rows, logits = handle.plan, handle.rows, handle.logits
+        if not len(logits):
+            return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32)
+        if masks is not None:
+            logits = logits.masked_fill(~masks, float("-inf"))
+        each = (1 + plan.drafts) * plan.samples
+        slot = np.repeat(plan.slots, each)
+        positions = rows.host_positions[_yielding(plan, rows)] + 1  # of the tokens that are drawn
+        state = self.slots
+        drawn = sample_rows(
+            logits,
+            state.seeds[slot],
+            positions - state.prompts[slot],
+            state.temperature[slot],
+            state.top_p[slot],
+            state.top_k[slot],
+        )
+        drafts = np.zeros(0, np.int32)
+        if plan.drafts.any():
+            # As they were computed, whoever proposed them.
+            row = np.repeat(plan.slots, plan.drafts)
+            ends = (plan.starts + plan.counts).tolist()
+            at = [p for e, n in zip(ends, plan.drafts.tolist(), strict=True) for p in range(e - n, e)]
+            drafts = state.tokens[row, at].astype(np.int32)
+        forced = state.forced_tokens(slot, positions)
+        verdict = verify_rows(drawn.cpu().numpy().astype(np.int32), plan.samples, plan.drafts, drafts, forced)
+        return verdict.accepted, verdict.tokens
+
+    def _restore(self, copy: StateCopy) -> None:
+        data = self.pools[copy.group].data
+        if copy.src:
+            data[:, copy.dst].copy_(data[:, copy.src])
+        else:
+            data[:, copy.dst].zero_()
+
+    def _settle(self, plan: ExecutorPlan, rows: Rows, accepted: I32) -> None:
+        # After rejected drafts a recurrent state is put back to the last accepted token.
+        ends = np.cumsum(rows.keep)
+        for group, kept in rows.kept.items():
+            live = self.pools[group]
+            for i in np.flatnonzero((plan.drafts > 0) & (accepted <= plan.drafts)).tolist():
+                index = int(ends[i]) - int(rows.keep[i]) + int(accepted[i]) - 1
+                block = int(self.slots.tables[group][plan.slots[i], 0])
+                live.data[:, block].copy_(kept[:, index])
+
+    def _snapshot(self, copy: StateCopy, plan: ExecutorPlan, rows: Rows, accepted: I32) -> None:
+        i = int(np.flatnonzero(plan.slots == copy.slot)[0])
+        drafts = int(plan.drafts[i])
+        behind = copy.position - int(plan.starts[i] + plan.counts[i]) + drafts  # drafts among the tokens
+        if not 0 <= behind <= drafts:
+            raise PluginFault(
+                f"snapshot of slot {copy.slot} at {copy.position}: its step keeps states from "
+                f"{copy.position - behind} to {copy.position - behind + drafts} only"
+            )
+        data = self.pools[copy.group].data
+        if not drafts:
+            data[:, copy.dst].copy_(data[:, copy.src])
+        elif behind < int(accepted[i]):
+            first = int(rows.keep[:i].sum())
+            data[:, copy.dst].copy_(rows.kept[copy.group][:, first + behind])
+
+    def _propose(self, plan: ExecutorPlan) -> I32:
+        assert self.drafter is not None
+        proposed = np.zeros(plan.rows, np.int32)
+        state = self.slots
+        limits = np.minimum(state.max_drafts[plan.slots], self.drafter.caps.max_drafts) * plan.samples
+        for i in np.flatnonzero(limits).tolist():
+            slot = int(plan.slots[i])
+            # The drafter writes its KV at the last known position and behind it: only where blocks are.
+            limits[i] = max(0, min(limits[i], *(state.room(g, slot) + 1 for g in self._drafting)))
+        chosen = np.flatnonzero(limits)
+        if not len(chosen):
+            return proposed
+        slots = plan.slots[chosen]
+        ones = np.ones(len(chosen), np.int32)
+        rows = Rows(
+            self.pools,
+            state.tables,
+            slots,
+            (state.lengths[slots] - 1).astype(np.int32),
+            ones,
+            np.zeros_like(ones),
+            self.kernels,
+            self.device,
+        )
+        last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
+        drafts = self.drafter.propose(rows, last, int(limits.max())).cpu().numpy()
+        for slot, tokens, limit in zip(slots.tolist(), drafts, limits[chosen].tolist(), strict=True):
+            state.draft(slot, tokens[:limit])
+        proposed[chosen] = limits[chosen]
+        return proposed
+
+
+def _yielding(plan: ExecutorPlan, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Flat indices of the tokens whose logits are drawn from: the last 1 + drafts of sampling rows."""
+    ends = rows.offsets[1:]
+    if not plan.drafts.any():
+        return ends[plan.samples > 0] - 1
+    each = (1 + plan.drafts) * plan.samples
+    first = np.cumsum(each) - each
+    return np.repeat(ends - each - first, each) + np.arange(int(each.sum()))

@@ -1,0 +1,35 @@
+"""Quantizer `int8`: weights per output channel, activations per token, both symmetric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bien.core.api import Context, Provider, Quantizer, hookimpl
+
+
+class Int8Config(msgspec.Struct, forbid_unknown_fields=True):
+    """Linear layers are always int8; the output head (with tied weights also the embedding's) only with
+    `head`: it decides between near-equal tokens and keeps its full-precision copy for the embedding."""
+
+    head: bool = False
+
+
+def make(config: Int8Config, ctx: Context) -> Quantizer:
+    from bien.plugins.quantizers.int8.linear import Int8Quantizer
+
+    return Int8Quantizer(head=config.head)
+
+
+@hookimpl
+def bien_providers() -> Iterable[Provider]:
+    return [
+        Provider(
+            "quantizer",
+            "int8",
+            make,
+            Int8Config,
+            summary="int8 products: weights per channel, activations per token",
+        )
+    ]
