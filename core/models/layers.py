@@ -102,6 +102,11 @@ class Attention:
         rows.write(self.layer, qkv[:, self.heads * self.head_dim :])
         return self.collect(self.out(rows.attend(self.layer, query, self.scale)), "attention_out")
 
+    def fill(self, x: Tensor, rows: Rows) -> None:
+        """Write the tokens' keys and values, and nothing else (drafters that share this layer)."""
+        qkv, _ = self.project(x, rows)
+        rows.write(self.layer, qkv[:, self.heads * self.head_dim :])
+
     def project(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """(queries, rotated keys and values of every token [N, (heads + 2 kv_heads) d], its query part as
         [N, heads, d]). What follows the queries is the entry that `Rows.write` takes."""

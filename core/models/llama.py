@@ -33,6 +33,10 @@ class LlamaLayer:
         hidden = hidden + self.attention(self.norm(hidden, self.input_norm, self.eps), rows)
         return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
 
+    def fill(self, hidden: Tensor, rows: Rows) -> None:
+        """Write the keys and values of tokens that enter this layer as `hidden`."""
+        self.attention.fill(self.norm(hidden, self.input_norm, self.eps), rows)
+
 
 class Llama:
     """See `CausalModel`."""

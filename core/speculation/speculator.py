@@ -58,7 +58,9 @@ class HostSpeculator(Protocol):
 class TargetHandle(Protocol):
     """What a device drafter may use of the loaded target model (torch)."""
 
-    layers: list[Any]  # decoder layers: layer(hidden [N, hidden], rows) -> hidden
+    # Decoder layers: layer(hidden [N, hidden], rows) -> hidden, its input unchanged. Attention layers also
+    # have fill(hidden, rows) -> None, which writes the tokens' keys and values and computes nothing else.
+    layers: list[Any]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[N] int -> [N, hidden]."""

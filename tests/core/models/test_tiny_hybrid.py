@@ -177,7 +177,7 @@ def oracle(folder: Path) -> Oracle:
 
 
 def text(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 97, length).tolist()
+    return [int(t) for t in np.random.default_rng(seed).integers(0, 97, length)]
 
 
 def near(found: F64, exact: F64, dtype: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from bien.core.sampling.sampler import draw, filtered, sample_rows
 
@@ -18,7 +19,7 @@ LOGITS = st.lists(
 ).filter(lambda row: max(row) > -math.inf)
 
 
-def law(logits: list[float], temperature: float, top_p: float, top_k: int) -> np.ndarray:
+def law(logits: list[float], temperature: float, top_p: float, top_k: int) -> NDArray[np.float64]:
     """The law in plain loops: sort, cut, renormalise."""
     weights = [math.exp((x - max(logits)) / temperature) for x in logits]
     order = sorted(range(len(logits)), key=lambda i: (-weights[i], i))
@@ -32,13 +33,14 @@ def law(logits: list[float], temperature: float, top_p: float, top_k: int) -> np
             if mass >= top_p * total:
                 break
         order = kept
-    out = np.zeros(len(logits))
+    out: NDArray[np.float64] = np.zeros(len(logits))
     for i in order:
         out[i] = weights[i]
-    return out / out.sum()
+    out /= out.sum()
+    return out
 
 
-def swept(logits: list[float], temperature: float, top_p: float, top_k: int, n: int) -> np.ndarray:
+def swept(logits: list[float], temperature: float, top_p: float, top_k: int, n: int) -> NDArray[np.float64]:
     """Frequencies over n evenly spaced quantiles: off by at most 1/n per token from the law."""
     u = (np.arange(n) + 0.5) / n
     rows = torch.tensor([logits], dtype=torch.float64).expand(n, -1)

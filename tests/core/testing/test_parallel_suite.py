@@ -95,10 +95,8 @@ class SwapsRanks(Tensors):
     """The vocabulary lies in reverse rank order: `logits` come out permuted."""
 
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        other = (
-            Tensors(self.world - 1 - self.rank, self.world, self.exchange) if "lm_head" in name else super()
-        )
-        return other.shard(name, shape)
+        rank = self.world - 1 - self.rank if "lm_head" in name else self.rank
+        return Tensors(rank, self.world, self.exchange).shard(name, shape)
 
 
 class Doubles(Replicated):
