@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -45,11 +45,15 @@ class Llama:
         self.kernels, self.collect = parts.kernels, parts.strategy.collect
         self.eps = float(a.config["rms_norm_eps"])
         self.embedding = source.take("model.embed_tokens.weight")
-        self.layers = [LlamaLayer(i, a, source, parts) for i in range(a.layers)]
+        self.layers = [self.make_layer(i, a, source, parts) for i in range(a.layers)]
         self.norm = source.take("model.norm.weight")
         tied = a.config["tie_word_embeddings"]
         head = self.embedding if tied else source.take("lm_head.weight")
         self.output = parts.quantizer.linear("lm_head", head, None)
+
+    def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
+        """Decoder layer `index`; architectures with layers of other kinds override this."""
+        return LlamaLayer(index, a, source, parts)
 
     @staticmethod
     def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bien.core.architectures.base import Architecture
-from bien.core.models.layers import Attention, FeedForward
+from bien.core.models.layers import FeedForward
+from bien.core.models.llama import Llama, LlamaLayer
 
 if TYPE_CHECKING:
     from bien.core.executors.rows import Rows
     from bien.core.models.loading import Checkpoint
-    from bien.core.models.registry import ModelParts, Tap
+    from bien.core.models.registry import ModelParts
 
 
 class DeltaMixer:
@@ -93,7 +94,7 @@ def scan(
     return mixed, kept.flatten(1)
 
 
-class HybridLayer:
+class DeltaLayer:
     """x + mixer(norm(x)), then + feed-forward(norm(.))."""
 
     def __init__(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
@@ -101,12 +102,7 @@ class HybridLayer:
         self.index, self.eps, self.norm = index, float(a.config["rms_norm_eps"]), parts.kernels.rms_norm
         self.input_norm = source.take(prefix + "input_layernorm.weight")
         self.post_norm = source.take(prefix + "post_attention_layernorm.weight")
-        linear = a.config["layer_types"][index] == "linear_attention"
-        self.mixer: DeltaMixer | Attention
-        if linear:
-            self.mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
-        else:
-            self.mixer = Attention(prefix + "self_attn.", index, a, source, parts)
+        self.mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
         self.feed_forward = FeedForward(prefix + "mlp.", a, source, parts)
 
     def __call__(self, hidden: Tensor, rows: Rows) -> Tensor:
@@ -114,18 +110,13 @@ class HybridLayer:
         return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
 
 
-class TinyHybrid:
-    """See `CausalModel`."""
+class TinyHybrid(Llama):
+    """Llama's embedding, head and attention layers, and `DeltaLayer`s among them."""
 
-    def __init__(self, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
-        self.kernels, self.collect = parts.kernels, parts.strategy.collect
-        self.eps = float(a.config["rms_norm_eps"])
-        self.embedding = source.take("model.embed_tokens.weight")
-        self.layers = [HybridLayer(i, a, source, parts) for i in range(a.layers)]
-        self.norm = source.take("model.norm.weight")
-        tied = a.config["tie_word_embeddings"]
-        head = self.embedding if tied else source.take("lm_head.weight")
-        self.output = parts.quantizer.linear("lm_head", head, None)
+    def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
+        if a.config["layer_types"][index] == "linear_attention":
+            return DeltaLayer(index, a, source, parts)
+        return LlamaLayer(index, a, source, parts)
 
     @staticmethod
     def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:
@@ -160,22 +151,3 @@ class TinyHybrid:
             own = linear if kind == "linear_attention" else attention
             shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (own | common).items()}
         return shapes
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.collect(F.embedding(tokens, self.embedding), "embed")
-
-    def forward(
-        self, tokens: Tensor, rows: Rows, wanted: Collection[Tap] = ()
-    ) -> tuple[Tensor, dict[Tap, Tensor]]:
-        taps: dict[Tap, Tensor] = {}
-        hidden = self.embed(tokens)
-        for i, layer in enumerate(self.layers):
-            if (i, "in") in wanted:
-                taps[i, "in"] = hidden
-            hidden = layer(hidden, rows)
-            if (i, "out") in wanted:
-                taps[i, "out"] = hidden
-        return hidden, taps
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.collect(self.output(self.kernels.rms_norm(hidden, self.norm, self.eps)), "logits")
