@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bien.core.worker.messages import WorkerInfo, WorkerStats
 from bien.gateway.index import KVIndex
-from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target
+from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target, cached_tokens
 
 __all__ = [
     "Decision",
@@ -15,4 +15,5 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "WorkerStats",
+    "cached_tokens",
 ]

@@ -35,6 +35,13 @@ class RouteRequest:
     hashes: bytes
 
 
+def cached_tokens(request: RouteRequest, target: Target) -> int:
+    """What `target` will find in its cache: its overlap, in full blocks and short of the last token, which
+    is always computed (its logits give the first output)."""
+    block = target.info.block_tokens
+    return min(target.overlap, request.prompt_tokens - 1) // block * block
+
+
 @dataclass(slots=True)
 class Decision:
     """`target` indexes the list given to `choose`."""

@@ -1,0 +1,61 @@
+"""What a request must be like before work is spent on it. Every error names field, value and choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from bien.core.errors import ContextLengthError, UserError
+from bien.core.request import GenerateRequest, TokenIds
+from bien.core.worker.messages import WorkerInfo
+
+
+def check_parameters(request: GenerateRequest) -> None:
+    """UserError when prompt or sampling parameters make no sense on any worker."""
+    s = request.sampling
+    if not request.prompt_tokens:
+        raise UserError("the prompt is empty; valid: at least one token", field="prompt")
+    if not (math.isfinite(s.temperature) and s.temperature >= 0):
+        raise _wrong("temperature", s.temperature, "a number from 0 (greedy)")
+    if not 0 < s.top_p <= 1:
+        raise _wrong("top_p", s.top_p, "a number above 0, up to 1")
+    if s.top_k < 0:
+        raise _wrong("top_k", s.top_k, "0 (off) or more")
+    if s.max_tokens < 1:
+        raise _wrong("max_tokens", s.max_tokens, "1 or more")
+    if not 0 <= s.min_tokens <= s.max_tokens:
+        raise _wrong("min_tokens", s.min_tokens, f"0 to max_tokens ({s.max_tokens})")
+    if s.seed is not None and not -(1 << 63) <= s.seed < 1 << 63:
+        raise _wrong("seed", s.seed, "a 64-bit integer")
+
+
+def check_fits(request: GenerateRequest, infos: Iterable[WorkerInfo]) -> None:
+    """ContextLengthError when no worker can hold it, UserError when a token id is none of theirs."""
+    infos = list(infos)
+    limit = max(map(context_limit, infos))
+    output = request.sampling.max_tokens
+    if request.prompt_tokens + output > limit:
+        field = "prompt" if request.prompt_tokens >= limit else "max_tokens"
+        raise ContextLengthError(
+            f"{request.prompt_tokens} prompt tokens and max_tokens {output} are more than the context holds; "
+            f"valid: {limit} tokens in all",
+            field=field,
+        )
+    vocabulary = max(info.vocab_size for info in infos)
+    if vocabulary and isinstance(request.prompt, TokenIds):
+        highest = int(np.frombuffer(request.prompt.packed, "<u4").max())
+        if highest >= vocabulary:
+            raise UserError(
+                f"the prompt holds token id {highest}; valid: 0 to {vocabulary - 1}", field="prompt"
+            )
+
+
+def context_limit(info: WorkerInfo) -> int:
+    """Tokens of prompt and output that one request may have there (its context, its cache)."""
+    return min((n for n in (info.max_context, info.capacity_tokens) if n), default=1 << 62)
+
+
+def _wrong(field: str, value: object, valid: str) -> UserError:
+    return UserError(f"{field} is {value}; valid: {valid}", field=field)

@@ -1,0 +1,315 @@
+"""`Gateway`: admission, hash chain, routing, streams and the index, on a clock.
+
+Live traffic and simulation run this very code: it knows workers through `WorkerClient` only, and keeps
+costs per request and per frame, never per token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from types import TracebackType
+
+import msgspec
+from opentelemetry.trace import Tracer
+from prometheus_client import CollectorRegistry
+
+from bien.core.clock import Clock
+from bien.core.deployment import GatewaySpec
+from bien.core.errors import DeploymentError, OverloadError, PluginFault, WorkerDiedError
+from bien.core.kv.hashing import HASH_BYTES
+from bien.core.request import GenerateRequest
+from bien.core.worker.client import WorkerClient
+from bien.core.worker.messages import StepFrame, WorkerInfo
+from bien.gateway.admission import Admission, Slot
+from bien.gateway.chain import PromptChains
+from bien.gateway.checks import check_fits, check_parameters, context_limit
+from bien.gateway.feed import IndexFeed
+from bien.gateway.index import KVIndex
+from bien.gateway.ledger import Ledger
+from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
+from bien.gateway.roster import Member
+from bien.gateway.routing import Router
+from bien.gateway.stream import Stream
+
+MAX_PLACEMENTS = 3  # a request that killed so many workers is not tried again
+
+
+class Gateway:
+    """Make it inside a running event loop. It owns workers, router and index: `close` closes them."""
+
+    def __init__(
+        self,
+        workers: Iterable[WorkerClient],
+        router: Router,
+        index: KVIndex,
+        clock: Clock,
+        spec: GatewaySpec,
+        tracer: Tracer | None = None,
+        metrics: CollectorRegistry | None = None,
+        *,
+        rng: random.Random | None = None,
+        worker_wait: float = 30.0,
+        predict_ttl: float = 10.0,
+    ) -> None:
+        """`rng` draws the seeds of requests that bring none. `worker_wait`: seconds that a request waits
+        for a live worker. `predict_ttl`: seconds for which a routed prompt counts as cached unless events
+        say so first."""
+        self.clock = clock
+        self.totals = Totals()
+        self._admission = Admission(spec.max_inflight, clock)
+        self._router = router
+        self._index = index
+        self._feed = IndexFeed(index, clock)
+        self._secret = spec.secret
+        self._chains: PromptChains | None = None  # made with the first worker, which says the block size
+        self._members: dict[str, Member] = {}
+        self._rng = rng or random.Random()
+        self._worker_wait = worker_wait
+        self._predict_ttl = predict_ttl
+        recorded = GatewayMetrics(metrics, self._read) if metrics is not None else None
+        self._ledger = Ledger(clock, self.totals, self._admission, router, recorded, tracer)
+        self._joined = asyncio.Event()  # set and replaced whenever a worker joins
+        for client in workers:
+            self.join(client)
+
+    # What a shell asks.
+
+    @property
+    def infos(self) -> list[WorkerInfo]:
+        """The live workers."""
+        return [member.info for member in self._members.values() if member.client.alive]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now would be worked on."""
+        return bool(self.infos) and not self._admission.closed
+
+    @property
+    def inflight(self) -> int:
+        return self._admission.inflight
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output that the roomiest live worker can hold; 0 without one."""
+        return max(map(context_limit, self.infos), default=0)
+
+    @property
+    def loads(self) -> list[Load]:
+        return [Load(m.id, len(m.streams), m.stats) for m in self._members.values()]
+
+    # Requests.
+
+    def admit(self) -> Slot:
+        """Take a slot, before any work is spent on a request. OverloadError when all are taken."""
+        return self._admission.admit()
+
+    def generate(self, request: GenerateRequest, slot: Slot | None = None) -> Generation:
+        """`async with gateway.generate(request) as stream: async for output in stream: ...`
+
+        Entering admits (unless `slot` is held: then the caller releases it), checks, and places the
+        request; leaving before the last output aborts it. The gateway writes seed, chain, predicted
+        tokens and traceparent into `request`. Raises UserError, ContextLengthError, OverloadError; while
+        iterating also WorkerDiedError and what the worker reports.
+        """
+        return Generation(self, request, slot)
+
+    # Workers.
+
+    def join(self, client: WorkerClient) -> None:
+        """A worker appeared; one of the same id takes its place. DeploymentError when its blocks have
+        another size than those of the others."""
+        info = client.info
+        if self._chains is None:
+            self._chains = PromptChains(info.block_tokens, self._secret)
+        elif self._chains.block_tokens != info.block_tokens:
+            raise DeploymentError(
+                f"worker {info.id} has blocks of {info.block_tokens} tokens; valid: those of the other "
+                f"workers, {self._chains.block_tokens}"
+            )
+        old = self._members.get(info.id)
+        if old is not None:
+            self._drop(old, "another worker took its name")
+        self._members[info.id] = Member(client)
+        client.attach(self)
+        self._feed.join(client)
+        self._joined.set()
+        self._joined = asyncio.Event()
+
+    def on_frame(self, worker: WorkerClient, frame: StepFrame) -> None:
+        member = self._members.get(worker.info.id)
+        if member is None or member.client is not worker:
+            return  # the last words of a worker that was given up
+        if frame.batch is not None:
+            self._feed.apply(worker, frame.batch)
+        if frame.stats is not None:
+            member.report(frame.stats)
+            self._router.report(member.id, frame.stats)
+        if frame.outputs:
+            now = self.clock.time()
+            for output in frame.outputs:
+                stream = member.streams.get(output.rid)
+                if stream is None:
+                    continue  # it was aborted
+                self._ledger.gained(stream, output, now)
+                if output.finish is not None:
+                    member.remove(stream)
+                    self._ledger.ended(stream, output.finish)
+                stream.push(output)
+
+    def on_death(self, worker: WorkerClient, reason: str) -> None:
+        member = self._members.get(worker.info.id)
+        if member is not None and member.client is worker:
+            self.totals.deaths += 1
+            self._drop(member, reason)
+
+    def _drop(self, member: Member, reason: str) -> None:
+        del self._members[member.id]
+        self._feed.leave(member.id)
+        for stream in member.streams.values():
+            self._ledger.lost(stream, reason)
+            stream.lose(reason)
+        member.streams = {}
+
+    # End of service.
+
+    async def drain(self) -> None:
+        """Admit nobody any more and wait until all requests have ended."""
+        self._admission.shut("the gateway is going down")
+        await self._admission.idle()
+
+    async def close(self) -> None:
+        """Stop now: requests in flight end as if their workers had died."""
+        self._admission.shut("the gateway is going down")
+        await self._feed.close()
+        for member in list(self._members.values()):
+            self._drop(member, "the gateway is going down")
+            await member.client.close()
+        self._joined.set()
+        self._router.close()
+        self._index.close()
+
+    # Below: called by Generation and Stream.
+
+    async def begin(self, request: GenerateRequest, slot: Slot) -> Stream:
+        check_parameters(request)
+        if request.sampling.seed is None:
+            seed = self._rng.getrandbits(63)
+            request.sampling = msgspec.structs.replace(request.sampling, seed=seed)
+        await self._workers_for(request)
+        assert self._chains is not None
+        self._chains.name(request)
+        stream = Stream(request, slot.since, self._recover)
+        self._ledger.opened(stream)
+        try:
+            self._place(stream)
+        except PluginFault:
+            self._ledger.ended(stream, "error")
+            raise
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        """Its consumer has gone: abort it unless it has ended."""
+        if stream.finish is None:
+            member = stream.member
+            if member is not None and not stream.lost:
+                member.client.abort(stream.rid)
+                member.remove(stream)
+            self._ledger.ended(stream, "abort")
+
+    async def _recover(self, stream: Stream) -> None:
+        if stream.streamed or stream.placements == MAX_PLACEMENTS:
+            self._ledger.ended(stream, "error")
+            raise WorkerDiedError(f"worker {stream.worker} died ({stream.lost}) after {_progress(stream)}")
+        try:
+            await self._workers_for(stream.request)
+            self._place(stream)
+        except BaseException as error:
+            self._ledger.ended(stream, "error" if isinstance(error, Exception) else "abort")
+            raise
+        self.totals.replaced += 1
+
+    def _place(self, stream: Stream) -> None:
+        """The best member gets it. What a jumped simulation owes is settled first."""
+        for client in [member.client for member in self._members.values()]:
+            client.catch_up()
+        request, route = stream.request, stream.route
+        need = route.prompt_tokens + route.max_tokens
+        members = [m for m in self._members.values() if m.client.alive and context_limit(m.info) >= need]
+        # The last token is always computed, so the block that it ends cannot be used.
+        whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
+        overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], [(m.id, 0) for m in members])
+        targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
+        try:
+            decision = self._router.choose(route, targets)
+        except Exception as error:
+            raise PluginFault(f"router {type(self._router).__name__} failed: {error!r}") from error
+        if not 0 <= decision.target < len(targets):
+            raise PluginFault(
+                f"router {type(self._router).__name__} chose target {decision.target}; "
+                f"valid: 0 to {len(targets) - 1}"
+            )
+        member = members[decision.target]
+        stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached)
+        stream.decision = decision
+        request.id = route.id
+        request.predicted_cached_tokens = decision.predicted_cached
+        self._ledger.placed(stream)
+        self._index.predict(member.id, 0, route.hashes, self._predict_ttl)
+        member.client.submit(stream.rid, request)
+
+    async def _workers_for(self, request: GenerateRequest) -> None:
+        """Wait until a worker is alive; check that one can hold the request."""
+        if not self.infos:
+            try:
+                async with asyncio.timeout(self._worker_wait):
+                    while not self.infos and not self._admission.closed:
+                        await self._joined.wait()
+            except TimeoutError:
+                pass
+        if not self.infos:
+            why = "the gateway is going down" if self._admission.closed else "no worker is alive"
+            raise OverloadError(why, retry_after=self._admission.retry_after())
+        check_fits(request, self.infos)
+
+    def _read(self) -> Reading:
+        admission = self._admission
+        return Reading(self.totals, admission.inflight, admission.refused, self._feed.resyncs, self.loads)
+
+
+class Generation:
+    """What `Gateway.generate` returns: enter it for the stream, leave it to have done with the request."""
+
+    __slots__ = ("_gateway", "_own", "_request", "_slot", "_stream")
+
+    def __init__(self, gateway: Gateway, request: GenerateRequest, slot: Slot | None) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._slot = slot
+        self._own = slot is None
+
+    async def __aenter__(self) -> Stream:
+        slot = self._slot = self._slot or self._gateway.admit()
+        try:
+            self._stream = await self._gateway.begin(self._request, slot)
+        except BaseException:
+            self._release()
+            raise
+        return self._stream
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._gateway.leave(self._stream)
+        self._release()
+
+    def _release(self) -> None:
+        if self._own and self._slot is not None:
+            self._slot.release()
+
+
+def _progress(stream: Stream) -> str:
+    if stream.output_tokens:
+        return f"{stream.output_tokens} tokens had been streamed"
+    return f"{stream.placements} workers had died of or with this request"

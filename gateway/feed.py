@@ -1,0 +1,81 @@
+"""`IndexFeed`: keeps an index in step with the workers' events; one that lost its place gets a snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from bien.core.clock import Clock
+from bien.core.kv.events import EventBatch
+from bien.core.worker.client import WorkerClient
+from bien.gateway.index import KVIndex
+
+log = logging.getLogger("bien.gateway")
+PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between snapshots that did not suffice
+
+
+class IndexFeed:
+    def __init__(self, index: KVIndex, clock: Clock) -> None:
+        self.resyncs = 0  # snapshots that a gap or a new generation made necessary
+        self._index = index
+        self._clock = clock
+        self._held: dict[str, list[EventBatch]] = {}  # batches of workers whose snapshot is on its way
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def join(self, client: WorkerClient) -> None:
+        """Start from the worker's snapshot: it may have run, and cached, for long."""
+        self.leave(client.info.id)
+        self._index.join(client.info)
+        self._resync(client, [])
+
+    def leave(self, worker: str) -> None:
+        task = self._tasks.pop(worker, None)
+        if task is not None:
+            task.cancel()
+        self._held.pop(worker, None)
+        self._index.leave(worker)
+
+    def apply(self, client: WorkerClient, batch: EventBatch) -> None:
+        held = self._held.get(client.info.id)
+        if held is not None:
+            held.append(batch)
+        elif not self._index.apply(batch):
+            self.resyncs += 1
+            self._resync(client, [batch])
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._held.clear()
+
+    def _resync(self, client: WorkerClient, held: list[EventBatch]) -> None:
+        worker = client.info.id
+        self._held[worker] = held
+        task = asyncio.get_running_loop().create_task(self._fetch(client, held))
+        self._tasks[worker] = task
+        task.add_done_callback(lambda done: self._fetched(worker, done))
+
+    async def _fetch(self, client: WorkerClient, held: list[EventBatch]) -> None:
+        pause = PAUSE
+        while client.alive:
+            snapshot = await client.snapshot()
+            self._index.reset(client.info.id, 0, snapshot.generation, snapshot.seq, snapshot.events)
+            # What came while the snapshot travelled follows it, as far as it does not hold it already.
+            batches = [b for b in held if b.generation != snapshot.generation or b.seq > snapshot.seq]
+            held.clear()
+            if all(self._index.apply(batch) for batch in batches):
+                del self._held[client.info.id]
+                return
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _fetched(self, worker: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(worker) is task:
+            del self._tasks[worker]
+            self._held.pop(worker, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning(
+                "no snapshot of worker %s (%s); its cache counts as its next events say", worker, error
+            )

@@ -1,0 +1,115 @@
+"""`Stream`: the outputs of one request, as they come from its worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from bien.core.errors import BienError
+from bien.core.request import GenerateRequest
+from bien.core.worker.messages import Output
+from bien.gateway.routing import Decision, RouteRequest
+
+if TYPE_CHECKING:
+    from bien.gateway.roster import Member
+    from bien.gateway.spans import RequestSpan
+
+Recover = Callable[["Stream"], Awaitable[None]]  # place it again, or raise
+
+
+class Stream:
+    """Iterate over it once: `Output`s with `count` tokens, their `tokens` bytes (empty in simulation) and,
+    on the last one, `finish`. Raises what ended it otherwise. All counts are of the latest placement."""
+
+    def __init__(self, request: GenerateRequest, arrival: float, recover: Recover) -> None:
+        self.request = request
+        self.route = RouteRequest(
+            request.id,
+            request.tenant,
+            request.session,
+            request.prompt_tokens,
+            request.sampling.max_tokens,
+            request.priority,
+            request.hashes,
+        )
+        self.arrival = arrival  # clock seconds of admission
+        # Written by the gateway:
+        self.member: Member | None = None  # where it is placed
+        self.rid = 0
+        self.decision = Decision(0, 0)
+        self.placements = 0
+        self.placed = -1.0  # clock seconds of the latest placement
+        self.unreported = 0  # tokens to be computed that its worker's load does not show yet
+        self.span: RequestSpan | None = None
+        self.cached = -1
+        self.first = -1.0  # clock seconds of the first and of the latest tokens
+        self.last = -1.0
+        self.first_count = 0  # tokens that came at `first`
+        self.output_tokens = 0
+        self.finish: str | None = None
+        self.lost = ""  # why its worker died, until it is placed again
+        self.streamed = False  # whether its consumer has had anything; written here
+        self._outputs: deque[Output] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._recover = recover
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.route.prompt_tokens
+
+    @property
+    def worker(self) -> str:
+        """The worker that it was last placed at."""
+        return self.member.id if self.member else ""
+
+    def push(self, output: Output) -> None:
+        self._outputs.append(output)
+        self.wake()
+
+    def lose(self, reason: str) -> None:
+        """Its worker is dead."""
+        self.lost = reason
+        if not self.streamed:
+            self._outputs.clear()  # the next placement makes them again
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Output:
+        while True:
+            if self._outputs:
+                output = self._outputs.popleft()
+                if output.finish == "error":
+                    raise failure(output)
+                self.streamed = True
+                return output
+            if self.finish is not None:
+                raise StopAsyncIteration
+            if self.lost:
+                await self._recover(self)
+                continue
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+def failure(output: Output) -> BienError:
+    """The error that a worker reported in an output."""
+    kind = _kinds().get(output.error_code, BienError)
+    return kind(output.error or "the worker gave no reason")
+
+
+def _kinds() -> dict[str, type[BienError]]:
+    found: dict[str, type[BienError]] = {}
+    todo: list[type[BienError]] = [BienError]
+    while todo:
+        kind = todo.pop()
+        found.setdefault(kind.code, kind)
+        todo += kind.__subclasses__()
+    return found
