@@ -236,7 +236,7 @@ class Gateway:
             client.catch_up()
         request, route = stream.request, stream.route
         need = route.prompt_tokens + route.max_tokens
-        members = [m for m in self._members.values() if m.client.alive and context_limit(m.info) >= need]
+        members = [m for m in self._members.values() if m.client.alive and m.context >= need]
         # The last token is always computed, so the block that it ends cannot be used.
         whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
         overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], [(m.id, 0) for m in members])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import WorkerStats
+from bien.gateway.checks import context_limit
 from bien.gateway.routing import Target
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Member:
         self.client = client
         self.info = client.info
         self.id = client.info.id
+        self.context = context_limit(client.info)
         self.stats = WorkerStats()
         self.streams: dict[int, Stream] = {}  # by rid; placed here and not ended
         self.unreported = 0  # prompt tokens to be computed that `stats` does not count yet
