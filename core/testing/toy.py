@@ -1,0 +1,115 @@
+"""Tiny random models as folders: Llama and Qwen3 shapes with a byte-level tokenizer. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2; then the 256 bytes
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def toy_config(kind: str = "llama", **changes: Any) -> dict[str, Any]:
+    """config.json of a tiny "llama" or "qwen3"; `changes` replace fields."""
+    config = {
+        "model_type": kind,
+        "architectures": ["LlamaForCausalLM" if kind == "llama" else "Qwen3ForCausalLM"],
+        "vocab_size": 288,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 8 if kind == "llama" else 12,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": kind == "llama",
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
+    return {**config, **changes}
+
+
+def write_toy(folder: Path, kind: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
+    """Write a model folder (made if missing): config, random weights, tokenizer with ChatML. Returns it.
+
+    Weights are large enough that greedy text varies with the prompt. `changes` go to `toy_config`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = toy_config(kind, **changes)
+    rng = np.random.default_rng(seed)
+    save_file({name: _values(name, shape, rng) for name, shape in _shapes(config)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json: every byte is a token, ChatML markers are special tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = {
+        "bos_token": SPECIAL[1],
+        "eos_token": SPECIAL[2],
+        "chat_template": CHATML,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(text, indent=1))
+
+
+def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for i in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{i}."
+        for name, rows, columns in (
+            ("self_attn.q_proj", heads, hidden),
+            ("self_attn.k_proj", kv_heads, hidden),
+            ("self_attn.v_proj", kv_heads, hidden),
+            ("self_attn.o_proj", hidden, heads),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            yield f"{prefix}{name}.weight", (rows, columns)
+            if config.get("attention_bias") and name.startswith("self_attn"):
+                yield f"{prefix}{name}.bias", (rows,)
+        yield f"{prefix}input_layernorm.weight", (hidden,)
+        yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+        if config["model_type"] == "qwen3":
+            yield f"{prefix}self_attn.q_norm.weight", (d,)
+            yield f"{prefix}self_attn.k_norm.weight", (d,)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    if name.endswith("norm.weight"):
+        values = 1 + 0.1 * rng.normal(size=shape)
+    elif name.endswith(".bias"):
+        values = 0.3 * rng.normal(size=shape)
+    elif "embed" in name:
+        values = rng.normal(size=shape)
+    else:
+        values = 1.3 * rng.normal(size=shape) / np.sqrt(shape[-1])
+    return values.astype(np.float32)
