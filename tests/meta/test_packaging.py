@@ -93,6 +93,7 @@ def archives(tracked, root, tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.packaging
 def test_the_sdist_holds_every_tracked_file(archives, tracked):
     with tarfile.open(archives[0]) as tar:
         files = {m.name.split("/", 1)[1] for m in tar.getmembers() if m.isfile()}
@@ -101,6 +102,7 @@ def test_the_sdist_holds_every_tracked_file(archives, tracked):
 
 
 @pytest.mark.slow
+@pytest.mark.packaging
 def test_the_wheel_holds_every_file_of_the_rooms(archives, tracked):
     with zipfile.ZipFile(archives[1]) as wheel:
         files = {n for n in wheel.namelist() if ".dist-info/" not in n}
@@ -110,6 +112,7 @@ def test_the_wheel_holds_every_file_of_the_rooms(archives, tracked):
 
 
 @pytest.mark.slow
+@pytest.mark.packaging
 @pytest.mark.timeout(600)
 def test_the_wheel_installs_and_every_module_imports(archives, tmp_path):
     """In an environment of its own that sees this one's dependencies, but not its editable bien."""
