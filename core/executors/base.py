@@ -30,7 +30,11 @@ class Executor(Protocol):
     """Holds weights, KV pools and per-slot state (tokens, block tables, sampling parameters)."""
 
     groups: tuple[KVGroup, ...]  # the model's and the device drafter's, in plan order
-    io: BlockIO
+
+    @property
+    def io(self) -> BlockIO:
+        """The pools' contents, once they are allocated."""
+        ...
 
     def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
         """Allocate pools of blocks[g] usable blocks per group (ids 1..blocks[g]; 0 is the null block)
