@@ -32,7 +32,7 @@ class TextModel:
         """Ids of a whole prompt that its author wrote himself, control tokens included."""
         return self.tokenizer.encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: list[dict[str, Any]], **extra: Any) -> TokenIds:
+    def encode_chat(self, messages: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> TokenIds:
         """Ids of a rendered conversation. A control token inside a message is ordinary text.
 
         `extra` goes to the template. UserError if the model has no template or its template refuses.
@@ -46,7 +46,7 @@ class TextModel:
             raise UserError("the messages hold every noncharacter U+FDD0..U+FDEF", field="messages")
         # A role is the protocol's word, checked by it; everything else is the client's.
         guarded = [self._guard(m, mark) | {"role": m["role"]} for m in messages]
-        text = self.template.render(guarded, **self._guard(extra, mark))
+        text = self.template.render(guarded, self._guard(extra or {}, mark))
         return self.tokenizer.encode_guarded(text, mark)
 
     def output(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,11 +53,13 @@ class ChatTemplate:
             return None
         return cls(source, _special_tokens(config))
 
-    def render(self, messages: list[dict[str, Any]], **extra: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], extra: Mapping[str, Any] | None = None) -> str:
         """The prompt of a conversation, up to and including the head of the assistant's turn.
 
-        UserError with the template's own message when it refuses the conversation.
+        `extra` are further variables of the template. UserError with the template's own message when it
+        refuses the conversation.
         """
+        extra = extra or {}
         taken = RESERVED & extra.keys()
         if taken:
             name = sorted(taken)[0]

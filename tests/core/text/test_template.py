@@ -35,10 +35,12 @@ def test_a_template_file_and_a_list_of_templates_are_read(tmp_path: Path) -> Non
 def test_what_templates_call_is_there() -> None:
     source = (
         "{{ strftime_now('%Y') }} {{ {'a': '<é'} | tojson }}"
-        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}{% generation %} {{ thinking }}{% endgeneration %}"
+        "{{ strftime_now('%Y') }} {{ {'a': '<é'} | tojson }}"
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}"
+        "{% generation %} {{ thinking }}{% endgeneration %}"
     )
     template = ChatTemplate(source, epoch=lambda: 86400.0 * 400)
-    assert template.render(USER, thinking=True) == '1971 {"a": "<é"} True'
+    assert template.render(USER, {"thinking": True}) == '1971 {"a": "<é"} True'
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_template_that_refuses_is_the_callers_fault(source: str, message: str)
 
 def test_server_names_are_reserved() -> None:
     with pytest.raises(UserError, match="may not set 'tools'; reserved: add_generation_prompt"):
-        ChatTemplate("").render(USER, tools=[])
+        ChatTemplate("").render(USER, {"tools": []})
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The thin aiohttp shell around the gateway's core."""

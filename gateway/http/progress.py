@@ -1,0 +1,52 @@
+"""`Progress`: what one generation has given its client so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bien.core.errors import BienError
+from bien.core.text.output import OutputText
+from bien.core.worker.messages import Output
+from bien.gateway.protocols.ask import Usage
+
+
+@dataclass(slots=True)
+class Piece:
+    text: str
+    ids: bytes  # uint32-LE, those that count
+
+
+class Progress:
+    def __init__(self, prompt_tokens: int, text: OutputText) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._text = text
+        self._cached = 0
+        self.finish: str | None = None  # "stop" or "length", once nothing more is needed
+
+    def take(self, output: Output) -> Piece:
+        """Text and ids that an output adds. With a stop string found, `finish` is set although the engine
+        goes on: leave the stream."""
+        if output.cached >= 0:
+            self._cached = output.cached
+        ids = memoryview(output.tokens).cast("I")
+        # An engine stops at stop tokens only, so the last one is one: it counts, but it is no text.
+        text, used = self._text.push(ids, silent_last=output.finish == "stop")
+        if self._text.stopped:
+            self.finish = "stop"
+        elif output.finish is not None:
+            if output.finish not in ("stop", "length"):
+                raise BienError(f"the server ended this generation ({output.finish})")
+            text += self._text.flush()
+            self.finish = "stop" if self._text.stopped else output.finish
+        return Piece(text, output.tokens[: 4 * used])
+
+    @property
+    def reason(self) -> str:
+        """Why it ended. BienError if it has not, although no more outputs come."""
+        if self.finish is None:
+            raise BienError("the outputs ended before the generation did")
+        return self.finish
+
+    @property
+    def usage(self) -> Usage:
+        return Usage.of(self._prompt_tokens, self._text.tokens, self._cached)

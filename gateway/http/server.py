@@ -1,0 +1,67 @@
+"""`serve`: an application on a port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from aiohttp import web
+
+from bien.core.errors import ResourceError
+from bien.gateway.http.served import SERVED
+
+
+class Server:
+    """A running server; made by `serve`."""
+
+    def __init__(self, app: web.Application, runner: web.AppRunner, host: str) -> None:
+        self._app = app
+        self._runner = runner
+        self.host = host
+        self.port: int = runner.addresses[0][1]
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def drain(self) -> None:
+        """Refuse new generations (503) and say so at /ready; those under way go on."""
+        self._app[SERVED].draining = True
+
+    async def close(self) -> None:
+        """Drain, stop listening, wait for answers under way as long as `serve` was told, abort the rest."""
+        self.drain()
+        await self._runner.cleanup()
+
+
+async def serve(
+    app: web.Application, host: str = "127.0.0.1", port: int = 8000, *, grace: float = 5.0
+) -> Server:
+    """Listen; `port` 0 takes any free one. `grace`: seconds that answers under way get at `close`.
+
+    ResourceError when the port is taken or the address is none of this machine's.
+    """
+    # Cancellation on disconnect: without it a client that leaves before the first byte is not noticed.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except (OSError, OverflowError) as error:
+        await runner.cleanup()
+        raise ResourceError(_why(error, host, port), field="port") from error
+    return Server(app, runner, host)
+
+
+def _why(error: Exception, host: str, port: int) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use by another process; stop that one, or set another "
+            "gateway.port (0 takes any free port)"
+        )
+    if number == errno.EACCES:
+        return f"port {port} on {host} needs privileges; valid: a port from 1024, or 0 for any free one"
+    if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
+        return f"{host!r} is no address of this machine; valid: 127.0.0.1, 0.0.0.0, or one of its own"
+    return f"cannot listen on {host} port {port}: {error}; valid: a port from 0 to 65535"

@@ -1,0 +1,102 @@
+"""`Prompts`: from what a client asked for to the `GenerateRequest` that a worker gets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bien.core.errors import ContextLengthError, UserError
+from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.text.model import TextModel
+from bien.core.text.output import OutputText
+from bien.core.worker.threads import in_thread
+from bien.gateway.protocols.ask import Ask, Chat
+
+_TAIL = 16  # prompt tokens that the output's detokeniser looks back at
+
+
+class Prompts:
+    """Tokenises off the event loop and holds the model's limits against the request."""
+
+    def __init__(self, text: TextModel, *, max_context: int, vocab_size: int | None = None) -> None:
+        self.text = text
+        self.max_context = max_context
+        self.vocab_size = vocab_size or text.tokenizer.vocab_size
+
+    async def request(
+        self, ask: Ask, id: str, *, tenant: str = "", session: str = "", traceparent: str = ""
+    ) -> GenerateRequest:
+        """UserError for ids outside the vocabulary or an empty prompt, ContextLengthError if prompt and
+        output do not fit. Take an admission slot first: this may cost a second of tokenising."""
+        prompt = await self._encode(ask)
+        if ask.forced is not None:
+            self._check_ids("trace_decode_token_ids", ask.forced)
+        for token in ask.stop_token_ids:
+            if token >= self.vocab_size:
+                raise UserError(
+                    f"stop_token_ids holds {token}; valid: 0..{self.vocab_size - 1}", field="stop_token_ids"
+                )
+        sampling = SamplingParams(
+            max_tokens=self._max_tokens(ask, len(prompt)),
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            top_k=ask.top_k,
+            seed=ask.seed,
+            stop_token_ids=ask.stop_token_ids,
+            ignore_eos=ask.ignore_eos,
+            min_tokens=ask.min_tokens,
+        )
+        return GenerateRequest(
+            id=id,
+            prompt=prompt,
+            sampling=sampling,
+            tenant=tenant,
+            session=session,
+            forced=ask.forced,
+            traceparent=traceparent,
+        )
+
+    def output(self, ask: Ask, prompt: TokenIds) -> OutputText:
+        """The text of the answer to `prompt`."""
+        tail = prompt.slice(max(0, len(prompt) - _TAIL), len(prompt)).ids()
+        return self.text.output(tail, ask.stops, ask.min_tokens)
+
+    async def _encode(self, ask: Ask) -> TokenIds:
+        if isinstance(ask.prompt, TokenIds):
+            self._check_ids("prompt", ask.prompt)
+            return ask.prompt
+        if isinstance(ask.prompt, str):
+            return await in_thread(self.text.encode_text, ask.prompt)
+        return await in_thread(self._encode_chat, ask.prompt)
+
+    def _encode_chat(self, chat: Chat) -> TokenIds:
+        return self.text.encode_chat(chat.messages, chat.template_kwargs)
+
+    def _check_ids(self, name: str, ids: TokenIds) -> None:
+        values = np.frombuffer(ids.packed, dtype="<u4")
+        if len(values) and values.max() >= self.vocab_size:
+            at = int(np.argmax(values >= self.vocab_size))
+            raise UserError(
+                f"{name}[{at}] is {values[at]}; valid: token ids 0..{self.vocab_size - 1}", field=name
+            )
+
+    def _max_tokens(self, ask: Ask, prompt_tokens: int) -> int:
+        field = "messages" if isinstance(ask.prompt, Chat) else "prompt"
+        if not prompt_tokens:
+            raise UserError("the prompt is empty; valid: at least one token", field=field)
+        room = self.max_context - prompt_tokens
+        if room < 1:
+            raise ContextLengthError(
+                f"this model's maximum context length is {self.max_context} tokens and the prompt has "
+                f"{prompt_tokens}; valid: at most {self.max_context - 1}",
+                field=field,
+            )
+        if ask.max_tokens is None:
+            return room
+        if ask.max_tokens > room:
+            raise ContextLengthError(
+                f"this model's maximum context length is {self.max_context} tokens; the prompt has "
+                f"{prompt_tokens} and max_tokens={ask.max_tokens} asks for more than fits; "
+                f"valid: at most {room}",
+                field="max_tokens",
+            )
+        return ask.max_tokens

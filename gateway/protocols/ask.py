@@ -1,0 +1,83 @@
+"""`Ask`: what a client asked for, whatever dialect it spoke; `Answer`: how its dialect is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from bien.core.request import TokenIds
+
+
+@dataclass(slots=True)
+class Chat:
+    """Messages for the chat template, checked, contents joined to one text each."""
+
+    messages: list[dict[str, Any]]
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ask:
+    """Written by a protocol; sampling limits that need the context window are settled with the prompt."""
+
+    model: str
+    prompt: str | TokenIds | Chat  # text, ids, or a conversation
+    max_tokens: int | None  # None: up to the end of the context window
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stops: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stream: bool = False
+    include_usage: bool = False  # a usage chunk at the end of a stream
+    continuous_usage: bool = False  # and usage in each chunk
+    return_token_ids: bool = False
+    forced: TokenIds | None = None
+    session: str = ""
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class ReasoningTokens(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Cached tokens are part of the prompt tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens = ReasoningTokens()
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
+        return cls(prompt, completion, prompt + completion, CachedTokens(max(0, cached)))
+
+
+class Answer(Protocol):
+    """Writes one answer. `token_ids` is uint32-LE bytes, None where the client did not ask for ids."""
+
+    id: str
+
+    def opening(self) -> bytes:
+        """Events that come before any text."""
+        ...
+
+    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes: ...
+
+    def closing(self, finish: str, usage: Usage) -> bytes:
+        """The finish event, a usage event where asked for, the end mark."""
+        ...
+
+    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...

@@ -1,0 +1,179 @@
+"""/v1/chat/completions: a conversation, rendered by the model's chat template."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from bien.core.errors import UserError
+from bien.gateway.protocols.ask import Ask, Chat, Usage
+from bien.gateway.protocols.events import Events, encode, encode_ids
+from bien.gateway.protocols.fields import ONLY, Fields, common, decode
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """Only text is served; the other kinds' fields are known, so that the refusal names the kind."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
+    cache_control: Any = None
+
+
+class Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct):
+    function: Function
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """Also what clients echo back of an assistant's turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
+    messages: list[Message]
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    top_logprobs: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None  # without tools it has no effect, as has a prediction ever
+    prediction: Any = None
+
+
+_ONLY: dict[str, tuple[Any, ...]] = {
+    **ONLY,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "top_logprobs": (0,),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+}
+
+
+def read(body: bytes) -> Ask:
+    """UserError naming the field that is wrong."""
+    fields = decode(body, ChatFields, _ONLY)
+    if not fields.messages:
+        raise UserError("messages is empty; valid: at least one message", field="messages")
+    messages = [_message(m, i) for i, m in enumerate(fields.messages)]
+    return Ask(prompt=Chat(messages, fields.chat_template_kwargs or {}), **common(fields))
+
+
+class ChatAnswer:
+    """Writes chat.completion objects: a role chunk, content chunks, an empty chunk with the finish reason."""
+
+    def __init__(self, ask: Ask, id: str, created: int) -> None:
+        self.id = id
+        self._head = {"id": id, "object": "chat.completion", "created": created, "model": ask.model}
+        chunk = {**self._head, "object": "chat.completion.chunk"}
+        self._events = Events(ask, chunk, b'"delta":{"content":', b"}", b'"delta":{}')
+
+    def opening(self) -> bytes:
+        return self._events.raw(
+            b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        )
+
+    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
+        return self._events.piece(text, token_ids, usage)
+
+    def closing(self, finish: str, usage: Usage) -> bytes:
+        return self._events.closing(finish, usage)
+
+    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+        ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = encode({"index": 0, "message": message, "logprobs": None, "finish_reason": finish})[:-1]
+        return b"".join(
+            (encode(self._head)[:-1], b',"choices":[', choice, ids, b'}],"usage":', encode(usage), b"}")
+        )
+
+
+def _message(message: Message, at: int) -> dict[str, Any]:
+    for name in ("audio", "function_call"):
+        if getattr(message, name) is not None:
+            raise UserError(
+                f"messages[{at}].{name} is not served; valid: null", field=f"messages[{at}].{name}"
+            )
+    # Templates know "system"; "developer" is its newer name in the API.
+    role = "system" if message.role == "developer" else message.role
+    out: dict[str, Any] = {"role": role, "content": _content(message, at)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            out[name] = value
+    if message.reasoning is not None:
+        out.setdefault("reasoning_content", message.reasoning)
+    if message.tool_calls:
+        out["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return out
+
+
+def _content(message: Message, at: int) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role != "assistant":
+            raise UserError(
+                f"messages[{at}] ({message.role}) has no content; valid: a string or a list of text parts",
+                field=f"messages[{at}].content",
+            )
+        return ""
+    for n, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise UserError(
+                f"messages[{at}].content[{n}] has type {part.type!r}"
+                f"{' and no text' if part.type == 'text' else ''}; valid: 'text' with a text",
+                field=f"messages[{at}].content[{n}].type",
+            )
+    return "\n".join(part.text or "" for part in content)
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """Templates expect arguments as an object; the API carries them as JSON text."""
+    arguments: Any = call.function.arguments
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        decoded = None
+    if isinstance(decoded, dict):
+        arguments = decoded
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }

@@ -1,0 +1,105 @@
+"""/v1/completions: a prompt as text or token ids.
+
+Beside OpenAI's fields: `prompt_token_ids_b64` (instead of `prompt`) and `trace_decode_token_ids[_b64]`
+carry ids as base64 of uint32-LE, which costs a hundredth of a JSON list; `trace_decode_token_ids` are a
+recorded continuation that replaces the sampled tokens; `return_token_ids` adds `token_ids` to choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bien.core.errors import UserError
+from bien.core.request import TokenIds
+from bien.gateway.protocols.ask import Ask, Usage
+from bien.gateway.protocols.events import Events, encode, encode_ids
+from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionFields(Fields, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_token_ids_b64: str | None = None
+    trace_decode_token_ids: list[int] | None = None
+    trace_decode_token_ids_b64: str | None = None
+    echo: Any = None
+    suffix: Any = None
+    add_special_tokens: Any = None
+
+
+_ONLY = {**ONLY, "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
+
+
+def read(body: bytes) -> Ask:
+    """UserError naming the field that is wrong."""
+    fields = decode(body, CompletionFields, _ONLY)
+    prompt = _prompt(fields)
+    forced = _forced(fields)
+    ask = Ask(prompt=prompt, forced=forced, **common(fields))
+    if ask.max_tokens is None:
+        ask.max_tokens = len(forced) if forced else DEFAULT_MAX_TOKENS
+    return ask
+
+
+class CompletionAnswer:
+    """Writes text_completion objects."""
+
+    def __init__(self, ask: Ask, id: str, created: int) -> None:
+        self.id = id
+        self._head = {"id": id, "object": "text_completion", "created": created, "model": ask.model}
+        self._events = Events(ask, self._head, b'"text":', b"", b'"text":""')
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
+        return self._events.piece(text, token_ids, usage)
+
+    def closing(self, finish: str, usage: Usage) -> bytes:
+        return self._events.closing(finish, usage)
+
+    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+        ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
+        choice = encode({"index": 0, "text": text, "logprobs": None, "finish_reason": finish})[:-1]
+        return b"".join(
+            (encode(self._head)[:-1], b',"choices":[', choice, ids, b'}],"usage":', encode(usage), b"}")
+        )
+
+
+def _prompt(fields: CompletionFields) -> str | TokenIds:
+    prompt, packed = fields.prompt, fields.prompt_token_ids_b64
+    if (prompt is None) == (packed is None):
+        raise UserError(
+            f"{'neither' if prompt is None else 'both'} of prompt and prompt_token_ids_b64 given; "
+            "valid: exactly one",
+            field="prompt",
+        )
+    if packed is not None:
+        return token_ids_b64("prompt_token_ids_b64", packed)
+    assert prompt is not None
+    if isinstance(prompt, str):
+        return prompt
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return token_ids("prompt", prompt)  # type: ignore[arg-type]
+    if len(prompt) != 1:
+        what = "a mixed list" if len(kinds) > 1 else f"{len(prompt)} prompts"
+        raise UserError(
+            f"prompt holds {what}; valid: one string, one list of token ids, or a list of one of these",
+            field="prompt",
+        )
+    only = prompt[0]
+    return only if isinstance(only, str) else token_ids("prompt", only)  # type: ignore[arg-type]
+
+
+def _forced(fields: CompletionFields) -> TokenIds | None:
+    ids, packed = fields.trace_decode_token_ids, fields.trace_decode_token_ids_b64
+    if ids is not None and packed is not None:
+        raise UserError(
+            "trace_decode_token_ids and trace_decode_token_ids_b64 are both given; valid: one of them",
+            field="trace_decode_token_ids",
+        )
+    if packed is not None:
+        return token_ids_b64("trace_decode_token_ids_b64", packed) if packed else None
+    return token_ids("trace_decode_token_ids", ids) if ids else None

@@ -1,0 +1,276 @@
+"""The fields that both completion endpoints share, and how strictly they are read.
+
+A field that would change the result and is not served is refused with the values that are; a field that
+cannot change it is accepted; a field that nobody knows is refused, with the nearest one that somebody does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from bien.core.errors import UserError, nearest
+from bien.core.request import TokenIds
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_SESSION_LENGTH = 256
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # accepted: padding against traffic analysis is not added
+
+
+class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`Any` fields are either in `ONLY` or have no effect on the result."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    # extensions shared with other engines
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    # extensions of bien
+    session_id: str | None = None
+    return_token_ids: bool | None = None
+    # served with these values only (see ONLY)
+    n: int | None = None
+    best_of: Any = None
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    length_penalty: Any = None
+    min_p: Any = None
+    response_format: Any = None
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    # without effect on the result
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+
+
+ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+}
+
+F = TypeVar("F", bound=Fields)
+_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`")
+_MISSING = re.compile(r"missing required field `(.*)`")
+
+
+def decode(body: bytes, kind: type[F], only: dict[str, tuple[Any, ...]]) -> F:
+    """The body as `kind`, fields in `only` checked. UserError naming the field."""
+    try:
+        fields = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), kind) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"the body is not valid JSON: {error}") from error
+    for name, valid in only.items():
+        value = getattr(fields, name)
+        if value is not None and not any(_same(value, v) for v in valid):
+            raise UserError(
+                f"{name}={_show(value)} is not served; valid: {', '.join(_show(v) for v in (*valid, None))}",
+                field=name,
+            )
+    return fields
+
+
+def common(fields: Fields) -> dict[str, Any]:
+    """Checked keyword arguments of `Ask` out of the shared fields."""
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise UserError("stream_options needs stream=true; valid: leave it out", field="stream_options")
+    max_tokens = _max_tokens(fields)
+    out: dict[str, Any] = {
+        "model": fields.model,
+        "max_tokens": max_tokens,
+        "temperature": _between("temperature", fields.temperature, 0, 2, 1.0),
+        "top_p": _between("top_p", fields.top_p, 0, 1, 1.0, above=True),
+        "top_k": max(0, _at_least("top_k", fields.top_k, -1, 0)),
+        "seed": None if fields.seed is None else fields.seed & ((1 << 63) - 1),
+        "stops": _stops(fields.stop),
+        "stop_token_ids": _ids("stop_token_ids", fields.stop_token_ids),
+        "ignore_eos": bool(fields.ignore_eos),
+        "min_tokens": _at_least("min_tokens", fields.min_tokens, 0, 0),
+        "stream": bool(fields.stream),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.continuous_usage_stats),
+        "return_token_ids": bool(fields.return_token_ids),
+        "session": fields.session_id or "",
+    }
+    if max_tokens is not None and out["min_tokens"] > max_tokens:
+        raise UserError(
+            f"min_tokens={fields.min_tokens} exceeds max_tokens={max_tokens}; valid: 0..{max_tokens}",
+            field="min_tokens",
+        )
+    if len(out["session"]) > MAX_SESSION_LENGTH:
+        raise UserError(
+            f"session_id has {len(out['session'])} characters; valid: at most {MAX_SESSION_LENGTH}",
+            field="session_id",
+        )
+    return out
+
+
+def token_ids(name: str, ids: Iterable[int]) -> TokenIds:
+    """Packed ids; UserError unless each fits into 32 bits. The vocabulary is checked with the prompt."""
+    try:
+        return TokenIds.of(ids)
+    except (OverflowError, TypeError) as error:
+        bad = next((i for i in ids if not 0 <= i < 1 << 32), None)
+        raise UserError(f"{name} holds {bad}; valid: token ids, 0 or more", field=name) from error
+
+
+def token_ids_b64(name: str, text: str) -> TokenIds:
+    """Ids from base64 of uint32 little-endian."""
+    try:
+        packed = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise UserError(
+            f"{name} is not base64: {error}; valid: base64 of uint32-LE ids", field=name
+        ) from error
+    if len(packed) % 4:
+        raise UserError(
+            f"{name} decodes to {len(packed)} bytes; valid: a multiple of 4 (uint32-LE ids)", field=name
+        )
+    return TokenIds(packed)
+
+
+def _refusal(message: str, kind: type[Fields]) -> UserError:
+    path = _PATH.search(message)
+    where = path[1] if path else ""
+    text = message[: path.start()] if path else message
+    if unknown := _UNKNOWN.search(text):
+        known = _known(kind, where)
+        name = f"{where}.{unknown[1]}" if where else unknown[1]
+        return UserError(f"unknown field {name!r}; {nearest(unknown[1], known)}", field=name)
+    if missing := _MISSING.search(text):
+        name = f"{where}.{missing[1]}" if where else missing[1]
+        return UserError(f"field {name!r} is required and missing", field=name)
+    return UserError(f"{where or 'the body'}: {text}", field=where or None)
+
+
+def _known(kind: type[Fields], where: str) -> Iterable[str]:
+    """Field names of the struct that `where` ("messages[...]", "stream_options") leads to."""
+    name = where.split("[")[0].split(".")[0]
+    if not name:
+        return kind.__struct_fields__
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    found = next(f.type for f in info.fields if f.name == name)
+    structs = [t for t in _walk(found) if isinstance(t, msgspec.inspect.StructType)]
+    return [f.encode_name for s in structs for f in s.fields]
+
+
+def _walk(kind: msgspec.inspect.Type) -> Iterable[msgspec.inspect.Type]:
+    yield kind
+    if isinstance(kind, msgspec.inspect.UnionType):
+        for t in kind.types:
+            yield from _walk(t)
+    elif isinstance(kind, msgspec.inspect.ListType):
+        yield from _walk(kind.item_type)
+
+
+def _same(value: Any, valid: Any) -> bool:
+    return bool(value == valid) and isinstance(value, bool) == isinstance(valid, bool)
+
+
+def _show(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    given = {
+        name: value
+        for name in ("max_tokens", "max_completion_tokens")
+        if (value := getattr(fields, name)) is not None
+    }
+    for name, value in given.items():
+        _at_least(name, value, 1, 1)
+    if len(set(given.values())) > 1:
+        raise UserError(
+            f"max_tokens={fields.max_tokens} and max_completion_tokens={fields.max_completion_tokens} "
+            "contradict each other; valid: one of them",
+            field="max_completion_tokens",
+        )
+    return next(iter(given.values()), None)
+
+
+def _at_least(name: str, value: int | None, low: int, default: int) -> int:
+    if value is None:
+        return default
+    if not low <= value < 1 << 31:
+        raise UserError(f"{name}={value}; valid: {low} or more", field=name)
+    return value
+
+
+def _between(
+    name: str, value: float | None, low: float, high: float, default: float, *, above: bool = False
+) -> float:
+    if value is None:
+        return default
+    if not low <= value <= high or (above and value == low):
+        raise UserError(
+            f"{name}={value:g}; valid: {'above' if above else 'from'} {low} to {high}", field=name
+        )
+    return value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MAX_STOPS:
+        raise UserError(f"stop holds {len(stops)} strings; valid: at most {MAX_STOPS}", field="stop")
+    for s in stops:
+        if not 1 <= len(s) <= MAX_STOP_LENGTH:
+            raise UserError(
+                f"stop holds a string of {len(s)} characters; valid: 1 to {MAX_STOP_LENGTH}", field="stop"
+            )
+    return stops
+
+
+def _ids(name: str, ids: list[int] | None) -> tuple[int, ...]:
+    if ids and len(ids) > MAX_STOP_TOKEN_IDS:
+        raise UserError(f"{name} holds {len(ids)} ids; valid: at most {MAX_STOP_TOKEN_IDS}", field=name)
+    for i in ids or ():
+        if not 0 <= i < 1 << 32:
+            raise UserError(f"{name} holds {i}; valid: token ids, 0 or more", field=name)
+    return tuple(ids or ())

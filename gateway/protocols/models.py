@@ -1,0 +1,35 @@
+"""/v1/models: what is served here, and the refusal of everything else."""
+
+from __future__ import annotations
+
+from bien.core.errors import UserError
+
+
+class ModelNotFound(UserError):
+    status = 404
+    code = "model_not_found"
+
+
+class Models:
+    """The one model of a gateway, as OpenAI's model objects."""
+
+    def __init__(self, name: str, created: int, max_context: int) -> None:
+        self.name = name
+        self._object: dict[str, object] = {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "bien",
+            "max_model_len": max_context,
+        }
+
+    def check(self, name: str, field: str | None = "model") -> None:
+        if name != self.name:
+            raise ModelNotFound(f"the model {name!r} is not served here; valid: {self.name!r}", field=field)
+
+    def one(self, name: str) -> dict[str, object]:
+        self.check(name)
+        return self._object
+
+    def all(self) -> dict[str, object]:
+        return {"object": "list", "data": [self._object]}

@@ -1,0 +1,116 @@
+"""Life of a server, and the endpoints for operators."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from bien.core import __version__
+from bien.core.errors import ResourceError
+from bien.core.text.model import TextModel
+from bien.gateway.http.app import make_app
+from bien.gateway.http.server import serve
+
+TEXT = {"model": "toy", "prompt": "hello"}
+
+
+async def test_health_ready_version(http: aiohttp.ClientSession, fake: Any) -> None:
+    for path, body in (
+        ("/health", {"status": "ok"}),
+        ("/ready", {"status": "ready"}),
+        ("/version", {"version": __version__}),
+    ):
+        async with http.get(path) as response:
+            assert (response.status, await response.json()) == (200, body)
+        async with http.head(path) as response:
+            assert response.status == 200
+    fake.ready = False
+    async with http.get("/ready") as response:
+        assert response.status == 503
+        assert "no worker is ready" in (await response.json())["error"]["message"]
+    async with http.get("/health") as response:
+        assert response.status == 200
+
+
+async def test_draining_refuses_new_work_and_finishes_the_old(start: Any, fake: Any) -> None:
+    go_on = asyncio.Event()
+    fake.script = ["he", go_on, "llo"]
+    server = await start()
+    async with aiohttp.ClientSession(server.url) as http, asyncio.timeout(20):
+        running = asyncio.create_task(http.post("/v1/completions", json=TEXT).__aenter__())
+        await fake.waiting.wait()
+        server.drain()
+        for call in (http.get("/ready"), http.post("/v1/completions", json=TEXT)):
+            async with call as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+                assert "shutting down" in (await response.json())["error"]["message"]
+        async with http.get("/health") as response:
+            assert response.status == 200
+        go_on.set()
+        response = await running
+        assert (await response.json())["choices"][0]["text"] == "hello"
+
+
+async def test_closing_aborts_what_does_not_end(start: Any, fake: Any) -> None:
+    fake.script = ["he", asyncio.Event(), "never"]
+    server = await start()
+    async with aiohttp.ClientSession(server.url) as http, asyncio.timeout(20):
+        response = await http.post("/v1/completions", json={**TEXT, "stream": True})
+        await fake.waiting.wait()
+        await server.close()
+        assert (len(fake.aborted), fake.held) == (1, 0)
+        response.close()
+
+
+async def test_a_taken_port_is_named(start: Any, fake: Any) -> None:
+    server = await start()
+    app = make_app(fake, TextModel(fake.tokenizer), "toy", max_context=10)
+    with pytest.raises(
+        ResourceError, match=rf"port {server.port} on 127.0.0.1 is in use .* set another"
+    ) as caught:
+        await serve(app, "127.0.0.1", server.port)
+    assert caught.value.status == 503
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [("127.0.0.1", 70000, "0 to 65535"), ("192.0.2.1", 0, "no address of this machine")],
+)
+async def test_an_impossible_address_is_named(fake: Any, host: str, port: int, words: str) -> None:
+    app = make_app(fake, TextModel(fake.tokenizer), "toy", max_context=10)
+    with pytest.raises(ResourceError, match=words):
+        await serve(app, host, port)
+
+
+async def test_request_ids(http: aiohttp.ClientSession) -> None:
+    for given, kept in (("abc-1", True), ("a b", False), ("x" * 200, False)):
+        for path in ("/health", "/nowhere"):
+            async with http.get(path, headers={"x-request-id": given}) as response:
+                assert (response.headers["x-request-id"] == given) == kept
+    async with http.post(
+        "/v1/completions", json={**TEXT, "stream": True}, headers={"x-request-id": "s"}
+    ) as response:
+        assert response.headers["x-request-id"] == "s"
+        await response.read()
+
+
+async def test_metrics_show_the_registry_and_the_responses(start: Any) -> None:
+    registry = CollectorRegistry()
+    Counter("bien_something", "Of somebody else.", registry=registry).inc(3)
+    server = await start(registry=registry)
+    async with aiohttp.ClientSession(server.url) as http:
+        async with http.post("/v1/completions", json=TEXT):
+            pass
+        async with http.get("/nowhere"):
+            pass
+        async with http.get("/metrics") as response:
+            assert response.content_type == "text/plain"
+            page = await response.text()
+    assert "bien_something_total 3.0" in page
+    assert 'bien_http_responses_total{route="/v1/completions",status="200"} 1.0' in page
+    assert 'bien_http_responses_total{route="other",status="404"} 1.0' in page
+    assert "bien_http_streams 0.0" in page
