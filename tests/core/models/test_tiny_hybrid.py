@@ -22,7 +22,12 @@ from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.kv.groups import GroupKind
 from bien.core.models.registry import ModelParts, load_model
 from bien.core.plan import i32
+from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy_hybrid import hybrid_config, write_tiny_hybrid
+from bien.plugins.parallel.single import Single
+from bien.plugins.quantizers.none import NoQuantizer
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.speculators.prompt_lookup import PromptLookup, PromptLookupConfig
 
 F64 = NDArray[np.float64]
 BLOCK = 8
@@ -143,27 +148,7 @@ class Bench:
 
 
 def parts_of(dtype: str) -> ModelParts:
-    class Full:
-        def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-            def product(x: torch.Tensor) -> torch.Tensor:
-                return torch.nn.functional.linear(x, weight, bias)
-
-            return product
-
-    class Alone:
-        rank = 0
-
-        def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-            return (slice(None),) * len(shape)
-
-        def kv_shard(self, heads: int) -> range:
-            return range(heads)
-
-        def collect(self, x: torch.Tensor, point: str) -> torch.Tensor:
-            return x
-
-    kernels: Any = TorchKernels()
-    return ModelParts(Full(), Alone(), kernels, getattr(torch, dtype), torch.device("cpu"))  # type: ignore[arg-type]
+    return ModelParts(NoQuantizer(), Single(), TorchKernels(), getattr(torch, dtype), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +265,111 @@ def test_a_model_in_bfloat16_runs(folder: Path, oracle: Oracle) -> None:
     (found,), _ = bench.step([(0, 0, tokens, 0)])
     exact = oracle.logits(tokens)
     assert np.abs(found - exact).max() <= 0.1 * np.abs(exact).max()
+
+
+# -- through engine and executor: greedy identity in float64
+
+
+def engine(folder: Path, budget: int = 512, speculator: Any = None, **options: Any) -> TorchHarness:
+    parts = {"quantizer": NoQuantizer(), "parallel": Single(), "speculator": speculator}
+    return TorchHarness(folder, Fcfs(FcfsConfig(token_budget=budget)), parts, **options)
+
+
+def greedy(oracle: Oracle, prompt: list[int], produced: list[int]) -> None:
+    """Every token is the oracle's choice after the ones before it."""
+    logits = oracle.logits(prompt + produced[:-1])[len(prompt) - 1 :]
+    assert produced == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("budget", "depth"), [(512, 1), (20, 1), (20, 2)])
+def test_engine_batches_and_chunks(folder: Path, oracle: Oracle, budget: int, depth: int) -> None:
+    h = engine(folder, budget, depth=depth)
+    prompts = {f"r{i}": text(20 + i, n) for i, n in enumerate((50, 7, 33, 16, 1, 24))}
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, max_tokens=14)
+    h.run()
+    for id, prompt in prompts.items():
+        assert len(h.tokens[id]) == 14
+        greedy(oracle, prompt, h.tokens[id])
+
+
+def test_engine_goes_on_from_a_snapshot(folder: Path, oracle: Oracle) -> None:
+    """The second turn finds the end of the first, a sub-agent the end of the shared prompt."""
+    h = engine(folder)
+    first = text(30, 43)
+    h.submit("one", first, max_tokens=12)
+    h.run()
+    second = first + h.tokens["one"] + text(31, 9)
+    h.submit("two", second, max_tokens=12)
+    branch = first[:40] + text(32, 11)
+    h.submit("branch", branch, max_tokens=12)
+    h.run()
+    assert (h.cached["one"], h.cached["two"], h.cached["branch"]) == (0, 48, 40)
+    for id, prompt in (("one", first), ("two", second), ("branch", branch)):
+        greedy(oracle, prompt, h.tokens[id])
+
+
+def test_engine_preempts(folder: Path, oracle: Oracle) -> None:
+    h = engine(folder, blocks=14)
+    prompts = {f"r{i}": text(40 + i, 30) for i in range(3)}
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, max_tokens=24)
+    h.run()
+    assert h.engine.stats().preemptions > 0
+    for id, prompt in prompts.items():
+        greedy(oracle, prompt, h.tokens[id])
+
+
+class Script(PromptLookup):
+    """Knows the text; drafts it with a mistake at a place that moves from round to round."""
+
+    def __init__(self, texts: dict[str, list[int]]) -> None:
+        super().__init__(PromptLookupConfig(max_drafts=3))
+        self.texts, self.round = texts, 0
+
+    def propose(self, id: str, limit: int) -> list[int]:
+        at = len(self._texts[id].tokens)
+        drafts = self.texts[id][at : at + limit]
+        self.round += 1
+        wrong = self.round % 4
+        return [(t + 1) % 97 if i == wrong else t for i, t in enumerate(drafts)]
+
+
+def test_engine_verifies_drafts(folder: Path, oracle: Oracle) -> None:
+    """Rejected at every place and accepted, in batches of unequal drafts, and snapshots that rejected
+    drafts must not reach: a second turn continues from them."""
+    prompts = {"a": text(50, 21), "b": text(51, 38), "c": text(52, 6)}
+    plain = engine(folder)
+    for id, prompt in prompts.items():
+        plain.submit(id, prompt, max_tokens=40)
+    plain.run()
+    h = engine(folder, speculator=Script({id: p + plain.tokens[id] for id, p in prompts.items()}))
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, max_tokens=40)
+    h.run()
+    assert h.tokens == plain.tokens
+    stats = h.engine.stats()
+    assert 0 < stats.accepted < stats.drafted
+    assert h.steps < plain.steps
+    for id, prompt in prompts.items():
+        greedy(oracle, prompt, h.tokens[id])
+        again = prompt + h.tokens[id] + text(53, 3)
+        h.submit(id + "2", again, max_tokens=8)
+        h.engine._speculator.texts[id + "2"] = again  # type: ignore[union-attr]
+        h.run()
+        assert h.cached[id + "2"] >= (len(prompt) + 39) // BLOCK * BLOCK
+        greedy(oracle, again, h.tokens[id + "2"])
+
+
+def test_engine_with_prompt_lookup_under_preemption(folder: Path, oracle: Oracle) -> None:
+    phrase = text(60, 9)
+    prompts = {f"r{i}": (phrase * 4)[i : 30 + i] for i in range(3)}
+    h = engine(folder, 24, PromptLookup(PromptLookupConfig(min_ngram=1)), blocks=14)
+    for id, prompt in prompts.items():
+        h.submit(id, prompt, max_tokens=24)
+    h.run()
+    stats = h.engine.stats()
+    assert stats.preemptions > 0
+    assert stats.drafted > stats.accepted
+    for id, prompt in prompts.items():
+        greedy(oracle, prompt, h.tokens[id])

@@ -1,0 +1,60 @@
+"""`TorchHarness`: an engine with a real model in the torch executor, driven step by step."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from bien.core.architectures.registry import read_architecture
+from bien.core.clock import WallClock
+from bien.core.engine import Engine, EngineLimits
+from bien.core.kv.cache import KVCache
+from bien.core.providers import Context
+from bien.core.scheduler import Scheduler
+from bien.core.testing.harness import Harness
+
+
+class TorchHarness(Harness):
+    """The model of a folder. `parts`: "quantizer" and "parallel", and optionally "speculator"."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scheduler: Scheduler,
+        parts: dict[str, Any],
+        *,
+        dtype: str = "float64",
+        block_tokens: int = 8,
+        blocks: int = 64,
+        snapshots: int = 16,
+        slots: int = 4,
+        depth: int = 1,
+        max_context: int = 256,
+    ) -> None:
+        from bien.core.executors.make import make_executor
+
+        architecture = read_architecture(folder, block_tokens, dtype, max_context)
+        executor: Any = make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
+        self.executor = executor
+        self.groups = executor.groups
+        sizes = tuple(blocks if g.paged else slots + snapshots for g in self.groups)
+        executor.allocate(sizes, slots, max_context)
+        self.cache = KVCache(self.groups, sizes, block_tokens, slots)
+        speculator = parts.get("speculator")
+        device = executor.drafter is not None
+        self.engine = Engine(
+            scheduler=scheduler,
+            cache=self.cache,
+            groups=self.groups,
+            limits=EngineLimits(
+                slots, max_context, block_tokens, (), speculator.caps.max_drafts if device else 0
+            ),
+            clock=WallClock(),
+            speculator=None if device else speculator,
+            rng=random.Random(0),
+        )
+        self.depth = depth
+        self.tokens, self.finish, self.cached = {}, {}, {}
+        self.events, self.steps, self._flights = [], 0, deque()
