@@ -1,0 +1,42 @@
+"""How a trace is replayed: what a result's card says of the load."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bien.core.errors import UserError
+from bien.traces.scale import scale_exponent
+
+
+class ReplayOptions(msgspec.Struct, frozen=True):
+    """`concurrency` counts session trees; each lane takes the next session when its tree has ended."""
+
+    concurrency: int = 4
+    token_scale: float = 1.0
+    time_scale: float = 1.0
+    gap_cap: float | None = None  # seconds, after scaling; None: as recorded
+    sessions: int | None = None  # None: all
+    seed: int = 0
+
+    def check(self) -> ReplayOptions:
+        """UserError naming the option that is out of range."""
+        if self.concurrency < 1:
+            raise UserError(f"--concurrency is {self.concurrency}; valid: 1 or more")
+        if self.time_scale < 0:
+            raise UserError(f"--time-scale is {self.time_scale:g}; valid: 0 (no gaps) or more")
+        if self.gap_cap is not None and self.gap_cap < 0:
+            raise UserError(f"--gap-cap is {self.gap_cap:g}; valid: 0 seconds or more")
+        if self.sessions is not None and self.sessions < 1:
+            raise UserError(f"--sessions is {self.sessions}; valid: 1 or more")
+        scale_exponent(self.token_scale)
+        return self
+
+    @property
+    def exponent(self) -> int:
+        """k of the token scale 1/2^k."""
+        return scale_exponent(self.token_scale)
+
+    def gap(self, recorded: float) -> float:
+        """Seconds to wait for a recorded gap."""
+        scaled = recorded * self.time_scale
+        return scaled if self.gap_cap is None else min(scaled, self.gap_cap)
