@@ -70,7 +70,7 @@ class Slots:
     def extend(self, slots: I32, accepted: I32, tokens: I32) -> None:
         """Confirmed tokens of a step: accepted[i] of slots[i], concatenated."""
         begin = self.lengths[slots]
-        if len(tokens) == len(slots):  # one each
+        if bool((accepted == 1).all()):
             self.tokens[slots, begin] = tokens
         else:
             row = np.repeat(slots, accepted)
