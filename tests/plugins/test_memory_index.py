@@ -1,32 +1,22 @@
 from __future__ import annotations
 
-import random
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bien.core.clock import VirtualClock
+from bien.core.clock import Clock, VirtualClock
 from bien.core.kv.events import EventBatch, KVEvent
 from bien.core.kv.prefix import groups_from, usable_blocks
 from bien.core.providers import Context
 from bien.core.worker.messages import WorkerInfo
+from bien.gateway.index import KVIndex
+from bien.gateway.testing.index import HandClock, IndexSuite, Teller, make_chain
 from bien.plugins.indexes.memory import MemoryIndex, bien_providers
 
 
-class SetClock:
-    virtual = True
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        raise NotImplementedError
-
-
-def chain(name: str, blocks: int) -> list[bytes]:
-    return [random.Random(f"{name}{i}").randbytes(16) for i in range(blocks)]
+class TestMemoryIndex(IndexSuite):
+    def build(self, clock: Clock) -> KVIndex:
+        return MemoryIndex(clock)
 
 
 def info(
@@ -34,7 +24,7 @@ def info(
     kinds: tuple[str, ...] = ("full",),
     windows: tuple[int, ...] = (0,),
     every: tuple[int, ...] = (0,),
-    generation: str = "g",
+    generation: str = "1",
 ) -> WorkerInfo:
     return WorkerInfo(
         worker, generation, "fp", block_tokens=4, group_kinds=kinds, group_windows=windows,
@@ -43,21 +33,10 @@ def info(
 
 
 def index_of(*infos: WorkerInfo) -> MemoryIndex:
-    index = MemoryIndex(SetClock())
+    index = MemoryIndex(HandClock())
     for i in infos:
         index.join(i)
     return index
-
-
-class Feed:
-    """Numbers batches of one worker."""
-
-    def __init__(self, index: MemoryIndex, worker: str = "w", generation: str = "g") -> None:
-        self.index, self.worker, self.generation, self.seq = index, worker, generation, 0
-
-    def __call__(self, *events: KVEvent) -> bool:
-        self.seq += 1
-        return self.index.apply(EventBatch(self.worker, 0, self.generation, self.seq, list(events)))
 
 
 def stored(hashes: list[bytes], parent: bytes = b"", group: int = 0, tier: str = "device") -> KVEvent:
@@ -76,9 +55,9 @@ def test_the_provider_builds_it() -> None:
 
 def test_depth_of_each_worker() -> None:
     index = index_of(info("a"), info("b"), info("c"))
-    blocks = chain("x", 9)
-    Feed(index, "a")(stored(blocks[:6]))
-    Feed(index, "b")(stored(blocks))
+    blocks = make_chain("x", 9)
+    Teller(index, "a").tell(stored(blocks[:6]))
+    Teller(index, "b").tell(stored(blocks))
     targets = [("a", 0), ("b", 0), ("c", 0), ("gone", 0), ("a", 1)]
     assert index.overlaps(b"".join(blocks), targets) == [6, 9, 0, 0, 0]
     assert index.overlaps(b"".join(blocks[:3]), targets) == [3, 3, 0, 0, 0]
@@ -89,74 +68,74 @@ def test_depth_of_each_worker() -> None:
 
 def test_a_gap_and_a_foreign_generation_ask_for_a_snapshot() -> None:
     index = index_of(info())
-    feed = Feed(index)
-    blocks = chain("x", 4)
+    feed = Teller(index)
+    blocks = make_chain("x", 4)
     key = b"".join(blocks)
-    assert feed(stored(blocks[:1]))
+    assert feed.tell(stored(blocks[:1]))
     feed.seq += 1
-    assert not feed(stored(blocks[1:2], blocks[0]))
-    assert not feed(stored(blocks[2:3], blocks[1]))  # still lost
-    index.reset("w", 0, "g", 4, [stored(blocks[:3])])
+    assert not feed.tell(stored(blocks[1:2], blocks[0]))
+    assert not feed.tell(stored(blocks[2:3], blocks[1]))  # still lost
+    index.reset("w", 0, "1", 4, [stored(blocks[:3])])
     assert index.overlaps(key, [("w", 0)]) == [3]
-    assert index.apply(EventBatch("w", 0, "g", 4, [removed(blocks[:3])]))  # the snapshot held it
+    assert index.apply(EventBatch("w", 0, "1", 4, [removed(blocks[:3])]))  # the snapshot held it
     assert index.overlaps(key, [("w", 0)]) == [3]
-    assert index.apply(EventBatch("w", 0, "g", 5, [stored(blocks[3:], blocks[2])]))
+    assert index.apply(EventBatch("w", 0, "1", 5, [stored(blocks[3:], blocks[2])]))
     assert index.overlaps(key, [("w", 0)]) == [4]
     assert not index.apply(EventBatch("w", 0, "h", 1, [stored(blocks[:1])]))
     assert index.overlaps(key, [("w", 0)]) == [0]
     index.reset("w", 0, "h", 1, [stored(blocks[:1])])
     assert index.overlaps(key, [("w", 0)]) == [1]
-    assert not index.apply(EventBatch("stranger", 0, "g", 1, []))
-    index.reset("stranger", 0, "g", 1, [stored(blocks)])
+    assert not index.apply(EventBatch("stranger", 0, "1", 1, []))
+    index.reset("stranger", 0, "1", 1, [stored(blocks)])
     assert index.overlaps(key, [("stranger", 0)]) == [0]
 
 
 def test_holes_switch_bisection_off_until_they_close() -> None:
     index = index_of(info())
-    feed = Feed(index)
-    blocks = chain("x", 32)
+    feed = Teller(index)
+    blocks = make_chain("x", 32)
     key = b"".join(blocks)
-    feed(stored(blocks))
-    feed(removed(blocks[5:6]))  # bisection alone would say 32
+    feed.tell(stored(blocks))
+    feed.tell(removed(blocks[5:6]))  # bisection alone would say 32
     assert index.overlaps(key, [("w", 0)]) == [5]
-    feed(stored(blocks[5:6], blocks[4]))
+    feed.tell(stored(blocks[5:6], blocks[4]))
     assert index.overlaps(key, [("w", 0)]) == [32]
     engine = index._engines["w", 0]
     assert engine._whole[0].orphans == 0
-    feed(removed([chain("other", 1)[0], blocks[31]]))  # an unknown block spoils no removal
+    feed.tell(removed([make_chain("other", 1)[0], blocks[31]]))  # an unknown block spoils no removal
     assert index.overlaps(key, [("w", 0)]) == [31]
-    feed(KVEvent("cleared"))
+    feed.tell(KVEvent("cleared"))
     assert index.overlaps(key, [("w", 0)]) == [0]
 
 
 def test_a_block_is_there_while_any_tier_holds_it() -> None:
     index = index_of(info())
-    feed = Feed(index)
-    blocks = chain("x", 4)
+    feed = Teller(index)
+    blocks = make_chain("x", 4)
     key = b"".join(blocks)
-    feed(stored(blocks))
-    feed(stored(blocks[::-1], tier="host"))  # in any order, without parents
-    feed(removed(blocks))
+    feed.tell(stored(blocks))
+    feed.tell(stored(blocks[::-1], tier="host"))  # in any order, without parents
+    feed.tell(removed(blocks))
     assert index.overlaps(key, [("w", 0)]) == [4]
-    feed(removed(blocks[2:3], tier="disk"))
-    feed(removed(blocks[2:3], tier="host"))
+    feed.tell(removed(blocks[2:3], tier="disk"))
+    feed.tell(removed(blocks[2:3], tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [2]
-    feed(KVEvent("cleared", tier="host"))
+    feed.tell(KVEvent("cleared", tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [0]
-    feed(stored(blocks[1:], tier="host"))
+    feed.tell(stored(blocks[1:], tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [0]
-    feed(stored(blocks[:1], tier="host"))
+    feed.tell(stored(blocks[:1], tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [4]
-    feed(stored(blocks))
+    feed.tell(stored(blocks))
     assert index._engines["w", 0]._whole[0].orphans == 0
 
 
 def test_predictions_end_by_time_or_by_event() -> None:
     index = index_of(info())
     clock = index._clock
-    assert isinstance(clock, SetClock)
-    blocks, target = chain("x", 6), [("w", 0)]
-    fork = [*blocks[:4], *chain("y", 3)]
+    assert isinstance(clock, HandClock)
+    blocks, target = make_chain("x", 6), [("w", 0)]
+    fork = [*blocks[:4], *make_chain("y", 3)]
     index.predict("w", 0, b"".join(blocks), 2.0)
     index.predict("gone", 0, b"".join(blocks), 2.0)
     assert index.overlaps(b"".join(blocks), target) == [6]
@@ -165,23 +144,23 @@ def test_predictions_end_by_time_or_by_event() -> None:
     clock.now = 2.0
     assert index.overlaps(b"".join(blocks), target) == [0]
     index.predict("w", 0, b"".join(blocks), 100.0)
-    feed = Feed(index)
-    feed(stored(blocks[:3]))
+    feed = Teller(index)
+    feed.tell(stored(blocks[:3]))
     assert index.overlaps(b"".join(blocks), target) == [6]
-    feed(stored(blocks[3:], blocks[2]))
-    feed(removed(blocks[4:]))  # confirmed, so events alone count
+    feed.tell(stored(blocks[3:], blocks[2]))
+    feed.tell(removed(blocks[4:]))  # confirmed, so events alone count
     assert index.overlaps(b"".join(blocks), target) == [4]
 
 
 def test_a_predicted_state_is_only_where_snapshots_are_taken() -> None:
     index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 8)))
-    blocks, target = chain("x", 7), [("w", 0)]
+    blocks, target = make_chain("x", 7), [("w", 0)]
     index.predict("w", 0, b"".join(blocks), 9.0)
-    assert index.overlaps(b"".join([*blocks, *chain("y", 2)]), target) == [7]
-    assert index.overlaps(b"".join([*blocks[:5], *chain("y", 2)]), target) == [4]
+    assert index.overlaps(b"".join([*blocks, *make_chain("y", 2)]), target) == [7]
+    assert index.overlaps(b"".join([*blocks[:5], *make_chain("y", 2)]), target) == [4]
     index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 0)))
     index.predict("w", 0, b"".join(blocks), 9.0)
-    assert index.overlaps(b"".join([*blocks[:5], *chain("y", 2)]), target) == [0]
+    assert index.overlaps(b"".join([*blocks[:5], *make_chain("y", 2)]), target) == [0]
 
 
 KINDS = st.lists(st.sampled_from(["full", "latent", "window", "state"]), min_size=1, max_size=4)
@@ -191,9 +170,9 @@ KINDS = st.lists(st.sampled_from(["full", "latent", "window", "state"]), min_siz
 def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObject) -> None:
     windows = tuple(data.draw(st.integers(1, 14)) if kind == "window" else 0 for kind in kinds)
     index = index_of(info(kinds=tuple(kinds), windows=windows, every=(0,) * len(kinds)))
-    feed = Feed(index)
+    feed = Teller(index)
     n = data.draw(st.integers(1, 10))
-    blocks = chain("x", n)
+    blocks = make_chain("x", n)
     have = [set() for _ in kinds]  # type: list[set[int]]
     # Stores and removals of any block, parents or not: what the index says must stay exact.
     for _ in range(data.draw(st.integers(0, 8))):
@@ -201,10 +180,10 @@ def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObjec
         start = data.draw(st.integers(0, n - 1))
         stop = data.draw(st.integers(start + 1, n))
         if data.draw(st.booleans()) or data.draw(st.booleans()):
-            assert feed(stored(blocks[start:stop], blocks[start - 1] if start else b"", group))
+            assert feed.tell(stored(blocks[start:stop], blocks[start - 1] if start else b"", group))
             have[group] |= set(range(start, stop))
         else:
-            assert feed(removed(blocks[start:stop], group))
+            assert feed.tell(removed(blocks[start:stop], group))
             have[group] -= set(range(start, stop))
         present = [np.array([i in h for i in range(n)]) for h in have]
         expected = usable_blocks(groups_from(kinds, windows, 4), present)
