@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from bien.core.errors import UserError
 from bien.core.parallel.strategy import ParallelStrategy, Point
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -110,8 +110,6 @@ class ParallelSuite:
         self._law("logits", lambda s, w, x: x @ _cut(s, HEAD, w).T, lambda w, x: x @ w[HEAD].T)
 
     def test_embed(self) -> None:
-        import torch
-
         tokens = torch.tensor([0, VOCAB - 1, 7, 33, 7])
 
         def part(s: ParallelStrategy, weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -124,8 +122,6 @@ class ParallelSuite:
 
     def test_collect_of_an_empty_batch(self) -> None:
         """Idle ranks run a dummy batch; a batch of no rows must not upset a collective."""
-        import torch
-
         for world, ranks in self._worlds():
             found = self._together(ranks, lambda s: s.collect(torch.zeros(0, HIDDEN), "mlp_out"))
             assert all(x.shape == (0, HIDDEN) for x in found), f"world {world}"
@@ -155,8 +151,6 @@ class ParallelSuite:
         part: Callable[[ParallelStrategy, dict[str, Tensor], Tensor], Tensor],
         whole: Callable[[dict[str, Tensor], Tensor], Tensor],
     ) -> None:
-        import torch
-
         generator = torch.Generator().manual_seed(3)
         weights = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
         x = torch.randn(5, HIDDEN, generator=generator, dtype=torch.float64)

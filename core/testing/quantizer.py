@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from bien.core.quantization.quantizer import Quantizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAME = "model.layers.0.mlp.down_proj"
 
@@ -34,8 +34,6 @@ class QuantizerSuite:
             assert not quantizer.matches(config), f"matches {dict(config)}"
 
     def test_shape_and_dtype(self) -> None:
-        import torch
-
         for name in self.dtypes:
             weight, bias = self._parameters(name)
             layer = self.build().linear(NAME, weight, bias)
@@ -56,8 +54,6 @@ class QuantizerSuite:
 
     def test_every_output_keeps_its_precision(self) -> None:
         """Output features of very different size: one scale for all of them would lose the small ones."""
-        import torch
-
         weight, _ = self._parameters(self.dtypes[0])
         weight = weight * torch.logspace(-3, 3, self.out_features, dtype=weight.dtype)[:, None]
         x = self._input(self.dtypes[0])
@@ -67,8 +63,6 @@ class QuantizerSuite:
 
     def test_every_token_keeps_its_precision(self) -> None:
         """Tokens of very different size in one batch."""
-        import torch
-
         weight, _ = self._parameters(self.dtypes[0])
         x = self._input(self.dtypes[0])
         x = x * torch.logspace(-3, 3, len(x), dtype=x.dtype)[:, None]
@@ -77,8 +71,6 @@ class QuantizerSuite:
         )
 
     def test_a_token_does_not_depend_on_its_batch(self) -> None:
-        import torch
-
         weight, bias = self._parameters(self.dtypes[0])
         x = self._input(self.dtypes[0])
         x[0] *= 1000
@@ -90,8 +82,6 @@ class QuantizerSuite:
             assert torch.allclose(alone, together[i], rtol=0, atol=bound), f"token {i} differs when alone"
 
     def test_zeros(self) -> None:
-        import torch
-
         weight, bias = self._parameters(self.dtypes[0])
         weight[3] = 0
         layer = self.build().linear(NAME, weight, bias)
@@ -104,8 +94,6 @@ class QuantizerSuite:
 
     def test_leaves_its_inputs_alone(self) -> None:
         """Weights may be mapped from a file that other workers read."""
-        import torch
-
         weight, bias = self._parameters(self.dtypes[0])
         x = self._input(self.dtypes[0])
         before = [t.clone() for t in (weight, bias, x)]
@@ -126,16 +114,12 @@ class QuantizerSuite:
         quantizer.close()
 
     def _parameters(self, dtype: str) -> tuple[Tensor, Tensor]:
-        import torch
-
         generator = torch.Generator().manual_seed(1)
         kind = getattr(torch, dtype)
         weight = torch.randn(self.out_features, self.in_features, generator=generator)
         return weight.to(kind), torch.randn(self.out_features, generator=generator).to(kind)
 
     def _input(self, dtype: str) -> Tensor:
-        import torch
-
         x = torch.randn(11, self.in_features, generator=torch.Generator().manual_seed(2))
         return x.to(getattr(torch, dtype))
 
@@ -144,8 +128,6 @@ class QuantizerSuite:
         return y if bias is None else y + bias.double()
 
     def _near(self, found: Tensor, exact: Tensor, dim: int, dtype: str) -> None:
-        import torch
-
         rounding = 4 * torch.finfo(getattr(torch, dtype)).eps
         error = (found.double() - exact).norm(dim=dim) / exact.norm(dim=dim)
         what = "token" if dim == -1 else "output feature"

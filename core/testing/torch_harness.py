@@ -10,6 +10,7 @@ from typing import Any
 from bien.core.architectures.registry import read_architecture
 from bien.core.clock import WallClock
 from bien.core.engine import Engine, EngineLimits
+from bien.core.executors.make import make_executor
 from bien.core.kv.cache import KVCache
 from bien.core.providers import Context
 from bien.core.scheduler import Scheduler
@@ -33,8 +34,6 @@ class TorchHarness(Harness):
         depth: int = 1,
         max_context: int = 256,
     ) -> None:
-        from bien.core.executors.make import make_executor
-
         architecture = read_architecture(folder, block_tokens, dtype, max_context)
         executor: Any = make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
         self.executor = executor
@@ -42,17 +41,16 @@ class TorchHarness(Harness):
         sizes = tuple(blocks if g.paged else slots + snapshots for g in self.groups)
         executor.allocate(sizes, slots, max_context)
         self.cache = KVCache(self.groups, sizes, block_tokens, slots)
-        speculator = parts.get("speculator")
-        device = executor.drafter is not None
+        drafter = executor.drafter
         self.engine = Engine(
             scheduler=scheduler,
             cache=self.cache,
             groups=self.groups,
             limits=EngineLimits(
-                slots, max_context, block_tokens, (), speculator.caps.max_drafts if device else 0
+                slots, max_context, block_tokens, (), drafter.caps.max_drafts if drafter else 0
             ),
             clock=WallClock(),
-            speculator=None if device else speculator,
+            speculator=None if drafter else parts.get("speculator"),
             rng=random.Random(0),
         )
         self.depth = depth
