@@ -35,7 +35,6 @@ def test_a_template_file_and_a_list_of_templates_are_read(tmp_path: Path) -> Non
 def test_what_templates_call_is_there() -> None:
     source = (
         "{{ strftime_now('%Y') }} {{ {'a': '<é'} | tojson }}"
-        "{{ strftime_now('%Y') }} {{ {'a': '<é'} | tojson }}"
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}"
         "{% generation %} {{ thinking }}{% endgeneration %}"
     )
