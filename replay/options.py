@@ -40,3 +40,12 @@ class ReplayOptions(msgspec.Struct, frozen=True):
         """Seconds to wait for a recorded gap."""
         scaled = recorded * self.time_scale
         return scaled if self.gap_cap is None else min(scaled, self.gap_cap)
+
+
+def fraction(text: str, option: str) -> float:
+    """A number, or a fraction like 1/32. UserError naming `option`."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise UserError(f"{option} is {text!r}; valid: a number or a fraction like 1/32") from None

@@ -1,0 +1,51 @@
+"""The command line `bien`. Its commands live in `bien.replay.commands` and import when they run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from bien.core.errors import BienError
+
+COMMANDS = ("replay", "simulate", "serve", "plugins", "deployment")
+
+
+def make_app() -> typer.Typer:
+    """All commands. Each module has `register(app)`."""
+    app = typer.Typer(
+        name="bien",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Compose an inference stack out of plugins, drive coding agents' traffic through it, "
+        "get its efficient frontier.",
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name in COMMANDS:
+        importlib.import_module(f"bien.replay.commands.{name}").register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point. A BienError becomes one paragraph on stderr and its exit code."""
+    try:
+        make_app()()
+    except BienError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from bien.core import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""`bien replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_DEPLOYMENT = "laptop"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("replay")(replay)
+
+
+def replay(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Traces: files, folders, archives. None: the sample that ships with bien."),
+    ] = None,
+    deployment: Annotated[
+        str, typer.Option(help="A deployment.toml, or the name of a built-in deployment.")
+    ] = DEFAULT_DEPLOYMENT,
+    url: Annotated[
+        str | None, typer.Option(help="Replay against this server instead of starting a deployment.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Session trees at a time.")] = 4,
+    token_scale: Annotated[
+        str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
+    ] = "1",
+    time_scale: Annotated[float, typer.Option(help="Multiply the gaps between turns.")] = 1.0,
+    gap_cap: Annotated[float | None, typer.Option(help="Longest gap in seconds, after scaling.")] = None,
+    sessions: Annotated[int | None, typer.Option(help="Replay so many sessions at most.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the tokens that stand for the trace's content.")] = 0,
+    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+) -> None:
+    """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
+    start, sub-agents join their parents."""
+    from bien.core.deployment import load_deployment
+    from bien.replay.commands.deployment import EXAMPLES
+    from bien.replay.live import Plan
+    from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.run import run_live
+
+    options = ReplayOptions(
+        concurrency=concurrency,
+        token_scale=fraction(token_scale, "--token-scale"),
+        time_scale=time_scale,
+        gap_cap=gap_cap,
+        sessions=sessions,
+        seed=seed,
+    ).check()
+    chosen = None if url else load_deployment(deployment, [EXAMPLES])
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url)))

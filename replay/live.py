@@ -1,0 +1,142 @@
+"""A live replay: stack or URL, driver, display, result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bien.core.clock import WallClock
+from bien.core.deployment import Deployment
+from bien.core.errors import BienError
+from bien.core.plugins import PluginManager
+from bien.replay.cache_account import CacheAccount
+from bien.replay.client_cost import ClientCost
+from bien.replay.display import Display
+from bien.replay.driver import Driver
+from bien.replay.measure import measure
+from bien.replay.options import ReplayOptions
+from bien.replay.result import Result, write_result
+from bien.replay.stack_process import StackProcess
+from bien.replay.targets.http import HttpTarget
+from bien.replay.traces import Survey, open_paths
+from bien.replay.worker_load import WorkerLoad, busy_seconds
+
+FOREIGN_BLOCK = 16  # tokens, of a server that does not say
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a command line asked for. One of `deployment` and `url`."""
+
+    traces: tuple[Path, ...]
+    options: ReplayOptions
+    json: Path
+    deployment: Deployment | None = None
+    url: str | None = None
+
+
+async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
+    """Run it; the result is written when this returns, also when it was interrupted (then True).
+
+    Raises:
+        BienError: nothing could be measured, or the stack died (what was measured is written).
+    """
+    manager = PluginManager.load()
+    # Bad traces and options are refused before anything is started.
+    survey = Survey(open_paths(plan.traces, manager), plan.options)
+    survey.check()
+    clock = WallClock()
+    async with _target(plan, clock, display) as (target, stack, block_tokens):
+        totals = survey.totals(target.info.max_context)
+        trace = open_paths(plan.traces, manager)
+        driver = Driver(target, clock, trace.sessions(), plan.options, CacheAccount(block_tokens))
+        load = WorkerLoad(clock, lambda: _busy(target))
+        cost = ClientCost(clock)
+        running = asyncio.create_task(driver.run())
+        beside = [asyncio.create_task(c) for c in (display.follow(driver, totals), load.run(), cost.run())]
+        death = asyncio.create_task(stack.wait()) if stack else None
+        failure: BienError | None = None
+        interrupted = False
+        try:
+            await asyncio.wait([running, *([death] if death else [])], return_when=asyncio.FIRST_COMPLETED)
+            if death and death.done() and not running.done():
+                failure = BienError(death.result())
+        except asyncio.CancelledError:
+            interrupted = True
+        cost.stop()
+        failure = await _end(running) or failure
+        for task in (*beside, *([death] if death else [])):
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        if not interrupted and not failure:
+            await load.sample()
+        result = measure(
+            driver,
+            trace.meta,
+            kind="live",
+            deployment=_described(plan),
+            interrupted=interrupted or failure is not None,
+            cost=cost,
+            load=load,
+        )
+        trace.close()
+        if driver.records:
+            write_result(plan.json, result)
+        if failure:
+            raise failure
+        return result, interrupted
+
+
+async def _end(running: asyncio.Task[None]) -> BienError | None:
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        try:
+            await running
+        except BienError as error:
+            return error
+    return None
+
+
+@asynccontextmanager
+async def _target(
+    plan: Plan, clock: WallClock, display: Display
+) -> AsyncIterator[tuple[HttpTarget, StackProcess | None, int]]:
+    seed = plan.options.seed
+    if plan.url is not None:
+        target = await HttpTarget.connect(plan.url, clock, seed=seed)
+        try:
+            yield target, None, FOREIGN_BLOCK
+        finally:
+            await target.close()
+        return
+    assert plan.deployment is not None
+    stack = await StackProcess.start(plan.deployment, display.step)
+    try:
+        up = stack.up
+        display.note(f"serving {up.model} at {up.url} with {len(up.workers)} workers")
+        vocabulary = min(w.vocab_size for w in up.workers)
+        target = await HttpTarget.connect(
+            up.url, clock, seed=seed, vocab_size=vocabulary, accelerators=up.accelerators
+        )
+        try:
+            yield target, stack, up.workers[0].block_tokens
+        finally:
+            await target.close()
+    finally:
+        await stack.stop()
+
+
+async def _busy(target: HttpTarget) -> dict[str, float]:
+    return busy_seconds(await target.metrics())
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    if plan.deployment is None:
+        return {"url": plan.url}
+    described: dict[str, Any] = msgspec.to_builtins(plan.deployment)
+    described["gateway"]["secret"] = "set" if plan.deployment.gateway.secret else ""
+    return described

@@ -1,0 +1,48 @@
+"""Runs a plan on a loop of its own, ends it cleanly on Ctrl-C, and says how it went by an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from rich.console import Console
+
+from bien.core.clock import WallClock
+from bien.replay.display import Display
+from bien.replay.live import Plan, replay
+from bien.replay.result import Result
+from bien.replay.summary import print_summary
+
+INTERRUPTED = 130
+
+
+def run_live(plan: Plan) -> int:
+    """0; 1 when no turn ended well; 130 when interrupted, with what was measured written."""
+    with Display(WallClock()) as display:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            try:
+                result, interrupted = runner.run(_main(plan, display))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                return INTERRUPTED  # while it started: nothing was measured
+    print_summary(result)
+    if result.turns.count:
+        Console(stderr=True).print(f"written to {plan.json}", highlight=False, soft_wrap=True)
+    if interrupted:
+        return INTERRUPTED
+    return 0 if result.turns.count > result.turns.errors else 1
+
+
+async def _main(plan: Plan, display: Display) -> tuple[Result, bool]:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await replay(plan, display)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where there is one: a client must cost little."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

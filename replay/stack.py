@@ -1,0 +1,180 @@
+"""`Stack`: a deployment up and serving: worker processes, and a gateway with its port in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from bien.core.clock import WallClock
+from bien.core.compose import Composition, compose
+from bien.core.deployment import Deployment
+from bien.core.errors import BienError
+from bien.core.models.fetch import resolve_model
+from bien.core.plugins import PluginManager
+from bien.core.providers import Context
+from bien.core.text.model import TextModel
+from bien.core.worker.launch import WorkerProcess, launch
+from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.socket_client import SocketClient
+from bien.core.worker.start import WorkerStart
+from bien.core.worker.threads import in_thread
+from bien.gateway.core import Gateway
+from bien.gateway.http.app import make_app
+from bien.gateway.http.server import Server, serve
+
+OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
+RESTARTS = 5  # of one worker in a row; then the rest go on without it
+BACKOFF = 1.0  # seconds, doubled each time
+log = logging.getLogger("bien.stack")
+
+
+class Stack:
+    """Made by `start`; `close` stops everything that it started, whatever state it is in."""
+
+    def __init__(self, composition: Composition, gateway: Gateway, server: Server, name: str) -> None:
+        self.composition = composition
+        self.gateway = gateway
+        self.server = server
+        self.model_name = name
+        self._open = AsyncExitStack()
+
+    @classmethod
+    async def start(cls, deployment: Deployment, on_step: OnStep = lambda *_: None) -> Stack:
+        """Compose, fetch the model, start workers, connect, listen.
+
+        Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
+        """
+        composition = compose(deployment, PluginManager.load())
+        folder = await in_thread(
+            resolve_model,
+            deployment.model.name,
+            lambda what, done, total: on_step("model", what, done, total),
+        )
+        async with AsyncExitStack() as opened:
+            token = secrets.token_hex(16)
+            starts = _starts(composition, folder, token)
+            processes = _Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)), token)
+            opened.push_async_callback(processes.stop)
+            clients = await processes.connect()
+            gateway, registry = _gateway(composition, clients)
+            opened.push_async_callback(gateway.close)
+            text = await in_thread(TextModel.load, folder)
+            name = Path(deployment.model.name).name
+            app = make_app(
+                gateway,
+                text,
+                name,
+                max_context=gateway.max_context,
+                vocab_size=clients[0].info.vocab_size,
+                registry=registry,
+            )
+            server = await serve(app, deployment.gateway.host, deployment.gateway.port)
+            opened.push_async_callback(server.close)
+            processes.watch(gateway, on_step)
+            stack = cls(composition, gateway, server, name)
+            stack._open = opened.pop_all()
+        return stack
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """Those alive now."""
+        return self.gateway.infos
+
+    @property
+    def accelerators(self) -> int:
+        return sum(p.spec.count * p.spec.devices for p in self.composition.pools)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+
+class _Processes:
+    """The worker processes; one that dies is started again and joins the gateway with an empty cache."""
+
+    def __init__(self, workers: list[WorkerProcess], token: str) -> None:
+        self._workers = workers
+        self._token = token
+        self._watches: list[asyncio.Task[None]] = []
+        self._clock = WallClock()
+
+    async def connect(self) -> list[SocketClient]:
+        return [await self._connect(worker) for worker in self._workers]
+
+    async def _connect(self, worker: WorkerProcess) -> SocketClient:
+        return await SocketClient.connect(worker.ready.host, worker.ready.port, self._token)
+
+    def watch(self, gateway: Gateway, on_step: OnStep) -> None:
+        for index in range(len(self._workers)):
+            self._watches.append(asyncio.create_task(self._watch(index, gateway, on_step)))
+
+    async def _watch(self, index: int, gateway: Gateway, on_step: OnStep) -> None:
+        failures = 0
+        while failures < RESTARTS:
+            worker = self._workers[index]
+            reason = await worker.wait()
+            log.warning("%s; starting it again", reason)
+            on_step(worker.start.id, f"died: {reason}; starting it again", 0, 0)
+            try:
+                self._workers[index] = again = await worker.respawn()
+                gateway.join(await self._connect(again))
+                failures = 0
+                on_step(worker.start.id, "is back", 0, 0)
+            except BienError as error:
+                failures += 1
+                log.warning("worker %s cannot be started again: %s", worker.start.id, error)
+                await self._clock.sleep(BACKOFF * 2**failures)
+        on_step(self._workers[index].start.id, f"given up after {RESTARTS} attempts", 0, 0)
+
+    async def stop(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+
+def _starts(composition: Composition, folder: Path, token: str) -> list[WorkerStart]:
+    workers = sum(pool.spec.count for pool in composition.pools)
+    share = max(1, (os.cpu_count() or 1) // workers)
+    # Workers get the folder: none of them needs to look for the model again.
+    model = msgspec.structs.replace(composition.model, name=str(folder))
+    return [
+        WorkerStart(
+            id=f"{pool.spec.name}-{number}",
+            model=model,
+            pool=pool.spec,
+            plugins=pool.plugins,
+            threads=pool.spec.threads or share,
+            token=token,
+        )
+        for pool in composition.pools
+        for number in range(pool.spec.count)
+    ]
+
+
+def _gateway(composition: Composition, clients: list[SocketClient]) -> tuple[Gateway, CollectorRegistry]:
+    registry = CollectorRegistry()
+    clock = WallClock()
+    ctx = Context(clock=clock, rng=random.Random(), metrics=registry)
+    parts = composition.gateway
+    gateway = Gateway(
+        clients,
+        parts["router"].make(ctx),
+        parts["kv_index"].make(ctx),
+        clock,
+        composition.spec,
+        metrics=registry,
+    )
+    return gateway, registry

@@ -1,0 +1,92 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from bien.replay.metrics import Distribution
+from bien.replay.result import Result
+
+
+def print_summary(result: Result, console: Console | None = None) -> None:
+    """Everything a reader looks at first; the rest is in result.json."""
+    console = console or Console()
+    console.print(summary_table(result))
+    for reason in result.validity.reasons:
+        console.print(f"not valid: {reason}", style="yellow", highlight=False, soft_wrap=True)
+    fidelity = result.fidelity
+    console.print(
+        f"fidelity: {fidelity.turns:.1%} of turns, {fidelity.tokens:.1%} of tokens, "
+        f"{fidelity.reuse:.1%} of reuse" + "".join(f"; {note}" for note in fidelity.notes),
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def summary_table(result: Result) -> Table:
+    table = Table(
+        box=None, show_header=True, title=f"{result.kind}: {result.card.model}", title_justify="left"
+    )
+    table.add_column("", style="bold")
+    for name in ("mean", "p50", "p90", "p95", "p99"):
+        table.add_column(name, justify="right")
+    for name, values, digits in (
+        ("TTFT ms", result.ttft_ms, 0),
+        ("TPOT ms", result.tpot_ms, 1),
+        ("end to end ms", result.e2e_ms, 0),
+        ("tokens/s of a request", result.interactivity, 1),
+        ("job s", result.jobs.seconds, 1),
+    ):
+        table.add_row(name, *_row(values, digits))
+    table.add_section()
+    for name, text in _facts(result):
+        table.add_row(name, text)
+    return table
+
+
+def _row(values: Distribution, digits: int) -> list[str]:
+    return [_number(v, digits) for v in (values.mean, values.p50, values.p90, values.p95, values.p99)]
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    sessions, turns, tokens, cache = result.sessions, result.turns, result.tokens, result.cache
+    through, jobs, router = result.throughput, result.jobs, result.router
+    loss = cache.loss
+    facts = [
+        (
+            "sessions",
+            f"{sessions.completed}/{sessions.count}"
+            + _also(skipped=sessions.skipped, failed=sessions.failed),
+        ),
+        ("turns", f"{turns.count}" + _also(errors=turns.errors, unfinished=turns.unfinished)),
+        ("tokens", f"{tokens.logical_input} in ({tokens.cached_input} cached), {tokens.output} out"),
+        (
+            "tokens/s",
+            f"{_number(through.logical, 1)} logical, {_number(through.computed, 1)} computed, "
+            f"{_number(through.output, 1)} output",
+        ),
+        ("cache hit", f"{_share(cache.achieved)} of {_share(cache.ideal)} ideal"),
+    ]
+    if loss:
+        parts = {n: getattr(loss, n) for n in loss.__struct_fields__}
+        facts.append(("cache loss", ", ".join(f"{n.replace('_', ' ')} {v:.1%}" for n, v in parts.items())))
+    facts += [
+        ("jobs", f"{jobs.count}, {_number(jobs.per_hour, 1)} an hour"),
+        ("router", f"parity {_number(router.parity, 3)}, imbalance {_number(router.imbalance, 2)}"),
+        ("seconds", _number(through.seconds, 1)),
+    ]
+    return facts
+
+
+def _also(**counts: int) -> str:
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
