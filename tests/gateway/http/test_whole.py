@@ -76,7 +76,7 @@ async def test_ids_in_ids_out_and_the_second_time_cached(stack: Stack) -> None:
 async def test_a_recorded_continuation_replaces_what_is_sampled(stack: Stack) -> None:
     forced = [40, 41, 42, 43, 44]
     body = {"model": "toy", "prompt": PROMPT, "trace_decode_token_ids": forced, "return_token_ids": True}
-    async with aiohttp.ClientSession(stack.server.url) as http:  # noqa: SIM117
+    async with aiohttp.ClientSession(stack.server.url) as http:
         async with http.post("/v1/completions", json=body) as response:
             assert (await response.json())["choices"][0]["token_ids"] == forced
 
