@@ -162,8 +162,10 @@ class Admission:
         room = min(rooms, default=0)
 
         def need(n: int) -> int:
+            # Twice: a committed block whose twin is cached holds on to that twin as well.
             size = self._block
-            return sum(max(0, -(-(s.planned + n - 1) // size) - s.reserved // size) for s in sequences)
+            new = sum(max(0, -(-(s.planned + n - 1) // size) - s.reserved // size) for s in sequences)
+            return 2 * new + len(sequences)
 
         if need(steps) <= room:
             return steps

@@ -8,6 +8,7 @@ at its own time, and only then the arrival is seen: exactly as if every step had
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from bien.core.worker.client import WorkerListener
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
 from bien.core.worker.messages import Snapshot, StepFrame, WorkerInfo
 
+log = logging.getLogger("bien.worker")
 EPSILON = 1e-9  # seconds; below the resolution of a virtual clock
 
 
@@ -55,6 +57,7 @@ class InProcessClient:
     def attach(self, listener: WorkerListener) -> None:
         self._listener = listener
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.info.id}")
+        self._task.add_done_callback(self._ended)
 
     def submit(self, rid: int, request: GenerateRequest) -> None:
         self._post(lambda: self._accept(rid, request))
@@ -99,6 +102,12 @@ class InProcessClient:
                 self._task.cancel()
             if self._listener is not None:
                 self._listener.on_death(self, reason)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a fault of our own: to the gateway this worker has died
+            log.error("worker %s failed", self.info.id, exc_info=error)
+            self.kill(f"{type(error).__name__}: {error}")
 
     # -- driver
 
