@@ -16,7 +16,7 @@ class WorkerListener(Protocol):
         ...
 
     def on_death(self, worker: WorkerClient, reason: str) -> None:
-        """The worker is gone; no further frame comes. Called once, also when `close` was not called."""
+        """The worker is gone; no further frame comes. Called once; not after `close`."""
         ...
 
 
@@ -33,7 +33,8 @@ class WorkerClient(Protocol):
         ...
 
     def submit(self, rid: int, request: GenerateRequest) -> None:
-        """Queue a request. Never blocks; errors come as an Output with `finish="error"`."""
+        """Queue a request. Never blocks; errors come as an Output with `finish="error"`. A rid in use:
+        that error ends both requests. A dead or closed client ignores it."""
         ...
 
     def abort(self, rid: int) -> None:

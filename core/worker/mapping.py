@@ -27,19 +27,16 @@ class RequestMap:
     def add(self, client: int, rid: int, request: GenerateRequest) -> GenerateRequest:
         """The request as the engine gets it: with an id that no other request has had.
 
-        The caller has made sure that the rid is free. If it is not (`holds`), both requests end: the older
-        one is aborted, and the client gets `error_output(rid, duplicate(rid))`.
+        UserError when the rid is in use. To the client one error of a rid is the end of all that went by
+        it: the caller aborts the older request, too.
         """
-        assert (client, rid) not in self._ids
+        if (client, rid) in self._ids:
+            raise duplicate(rid)
         self._count += 1
         id = f"{request.id}#{self._count}"
         self._ids[client, rid] = id
         self._owners[id] = (client, rid)
         return msgspec.structs.replace(request, id=id)
-
-    def holds(self, client: int, rid: int) -> bool:
-        """Whether a request that has not ended goes by this rid."""
-        return (client, rid) in self._ids
 
     def owner(self, id: str) -> tuple[int, int] | None:
         """Client and rid of an engine id; None when it was aborted."""

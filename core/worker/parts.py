@@ -6,6 +6,7 @@ from collections import deque
 
 import msgspec
 
+from bien.core.errors import UserError
 from bien.core.request import GenerateRequest, Prompt, TokenIds
 from bien.core.worker.messages import PART_BYTES, PromptPart, Submit
 from bien.core.worker.wire import WireError
@@ -81,9 +82,8 @@ class Assembler:
         return msgspec.structs.replace(submit.request, prompt=prompt)
 
 
-def malformed(prompt: Prompt) -> str:
-    """What is wrong with the packing of a prompt, or ""."""
+def check_packing(prompt: Prompt) -> None:
+    """UserError unless the bytes are whole ids or runs."""
     width = 4 if isinstance(prompt, TokenIds) else 16
     if len(prompt.packed) % width:
-        return f"a prompt of {len(prompt.packed)} bytes, which is no multiple of {width}"
-    return ""
+        raise UserError(f"prompt of {len(prompt.packed)} bytes; valid: multiples of {width}", field="prompt")

@@ -28,7 +28,7 @@ from bien.core.worker.messages import (
     WorkerInfo,
     WorkerStats,
 )
-from bien.core.worker.parts import Assembler, malformed
+from bien.core.worker.parts import Assembler, check_packing
 from bien.core.worker.wire import MAX_TO_WORKER, WireError, frame, to_worker_reader, tune
 
 JOIN_SECONDS = 10.0  # how long a peer may take to say who it is
@@ -95,17 +95,18 @@ class Server:
         gateway.send(StepFrame(stats=self._stats))
 
     def submit(self, client: int, rid: int, request: GenerateRequest) -> None:
-        if self._requests.holds(client, rid):
-            self.collide(client, rid)
-        elif fault := malformed(request.prompt):
-            self._fail(client, rid, UserError(fault, field="prompt"))
+        try:
+            accepted = self._requests.add(client, rid, request)
+            check_packing(request.prompt)
+        except UserError as error:
+            self.refuse(client, rid, error)
         else:
-            self.engine.submit(self._requests.add(client, rid, request))
+            self.engine.submit(accepted)
 
-    def collide(self, client: int, rid: int) -> None:
-        """A second request with a rid in use: to the client one error is the end of both."""
+    def refuse(self, client: int, rid: int, error: UserError) -> None:
+        """End whatever goes by this rid with an error."""
         self.abort(client, rid)
-        self._fail(client, rid, duplicate(rid))
+        self._fail(client, rid, error)
 
     def abort(self, client: int, rid: int) -> None:
         id = self._requests.remove(client, rid)
@@ -224,7 +225,7 @@ class _Gateway(asyncio.Protocol):
         match message:
             case Submit() if message.rid in self._assembler:
                 self._assembler.drop(message.rid)
-                self._server.collide(self.client, message.rid)
+                self._server.refuse(self.client, message.rid, duplicate(message.rid))
             case Submit(prompt_bytes=0):
                 self._server.submit(self.client, message.rid, message.request)
             case Submit():

@@ -68,6 +68,7 @@ class SocketClient(asyncio.Protocol):
         self._snapshots: deque[asyncio.Future[Snapshot]] = deque()
         self._reason = ""  # why the connection ended, when known before its end
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._told = False  # the listener knows of the death
         self.alive = False
 
     # WorkerClient
@@ -77,12 +78,13 @@ class SocketClient(asyncio.Protocol):
         early, self._early = self._early, []
         for step in early:
             listener.on_frame(self, step)
-        if self._gone.done():
+        if self._gone.done() and not self._told:
+            self._told = True
             self._loop.call_soon(listener.on_death, self, self._reason)
 
     def submit(self, rid: int, request: GenerateRequest) -> None:
         if not self.alive:
-            raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
+            return
         submit, rest = split(rid, request)
         self._parts.drop(rid)
         self._live.add(rid)
@@ -111,6 +113,7 @@ class SocketClient(asyncio.Protocol):
     async def close(self) -> None:
         if self._transport is None:
             return
+        self.alive = False  # so that this end is not taken for the worker's
         self._reason = self._reason or "closed by this gateway"
         self._transport.close()
         try:
@@ -163,6 +166,7 @@ class SocketClient(asyncio.Protocol):
         if not self._gone.done():
             self._gone.set_result(None)
         if was_alive and self._listener is not None:
+            self._told = True
             self._listener.on_death(self, self._reason)
 
     # private

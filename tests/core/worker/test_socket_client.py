@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from bien.core.errors import ResourceError, UserError
+from bien.core.errors import ResourceError, UserError, WorkerDiedError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.worker import server as server_module
 from bien.core.worker.loop import EngineThread
@@ -260,3 +260,19 @@ async def test_frames_before_attach_are_kept() -> None:
         client.attach(recorder)
         assert recorder.finish(1) == "length"
         await client.close()
+
+
+async def test_a_death_ends_the_wait_for_a_snapshot_and_is_told_late_listeners() -> None:
+    async with running() as worker:
+        client = await SocketClient.connect(worker.host, worker.port, TOKEN)
+        waiting = asyncio.create_task(client.snapshot())
+        await asyncio.sleep(0)
+        client._drop()
+        with pytest.raises(WorkerDiedError, match="was lost"):
+            await waiting
+        with pytest.raises(WorkerDiedError, match="'w0' is gone"):
+            await client.snapshot()
+        recorder = Recorder()
+        client.attach(recorder)
+        await recorder.until(lambda: recorder.deaths)
+        assert len(recorder.deaths) == 1

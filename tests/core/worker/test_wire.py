@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.engine import SequenceOutput, StepReport
-from bien.core.errors import ContextLengthError
+from bien.core.errors import ContextLengthError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
@@ -27,7 +27,7 @@ from bien.core.worker.messages import (
     WorkerInfo,
     WorkerStats,
 )
-from bien.core.worker.parts import Assembler, PartQueue, malformed, split
+from bien.core.worker.parts import Assembler, PartQueue, check_packing, split
 from bien.core.worker.wire import MAX_JOIN, WireError, frame, from_worker_reader, to_worker_reader
 
 TO_WORKER = [
@@ -129,9 +129,11 @@ def test_assembler_refuses_what_was_not_announced() -> None:
 
 
 def test_malformed_packing() -> None:
-    assert malformed(TokenIds(b"12345")) == "a prompt of 5 bytes, which is no multiple of 4"
-    assert "multiple of 16" in malformed(BlockRuns(b"12345678", 1))
-    assert malformed(TokenIds(b"1234")) == malformed(BlockRuns()) == ""
+    for prompt in (TokenIds(b"12345"), BlockRuns(b"12345678", 1)):
+        with pytest.raises(UserError, match=f"prompt of {len(prompt.packed)} bytes; valid: multiples of"):
+            check_packing(prompt)
+    check_packing(TokenIds(b"1234"))
+    check_packing(BlockRuns())
 
 
 def test_map_knows_whose_request_is_whose() -> None:
@@ -140,8 +142,8 @@ def test_map_knows_whose_request_is_whose() -> None:
     one, two = requests.add(1, 5, request), requests.add(2, 5, request)
     assert request.id == "same"
     assert one.id != two.id
-    assert requests.holds(1, 5)
-    assert not requests.holds(1, 6)
+    with pytest.raises(UserError, match="rid 5 is in use"):
+        requests.add(1, 5, request)
     outputs = [SequenceOutput(two.id, 1, b"1234", "stop", cached=3), SequenceOutput(one.id, 2, b"12345678")]
     found = requests.outputs([*outputs, SequenceOutput("gone", 1, b"")])
     assert found == {2: [Output(5, 1, b"1234", "stop", 3)], 1: [Output(5, 2, b"12345678")]}
