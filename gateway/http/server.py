@@ -42,19 +42,21 @@ async def serve(
 
     ResourceError when the port is taken or the address is none of this machine's.
     """
+    if not 0 <= port < 1 << 16:  # uvloop would take it modulo 65536
+        raise ResourceError(f"port {port} is none; valid: 1 to 65535, or 0 for any free one", field="port")
     # Cancellation on disconnect: without it a client that leaves before the first byte is not noticed.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         await runner.cleanup()
         raise ResourceError(_why(error, host, port), field="port") from error
     return Server(app, runner, host)
 
 
-def _why(error: Exception, host: str, port: int) -> str:
-    number = error.errno if isinstance(error, OSError) else None
+def _why(error: OSError, host: str, port: int) -> str:
+    number = error.errno
     if number == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use by another process; stop that one, or set another "
@@ -64,4 +66,4 @@ def _why(error: Exception, host: str, port: int) -> str:
         return f"port {port} on {host} needs privileges; valid: a port from 1024, or 0 for any free one"
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
         return f"{host!r} is no address of this machine; valid: 127.0.0.1, 0.0.0.0, or one of its own"
-    return f"cannot listen on {host} port {port}: {error}; valid: a port from 0 to 65535"
+    return f"cannot listen on {host} port {port}: {error}; set another gateway.host or gateway.port"

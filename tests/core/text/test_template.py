@@ -82,6 +82,21 @@ def test_a_message_cannot_write_control_tokens(tmp_path: Path) -> None:
     assert evil in model.tokenizer.decode(ids)
 
 
+def test_a_tool_call_cannot_write_control_tokens_either(tmp_path: Path) -> None:
+    source = "{{ messages[0].tool_calls | tojson }}{{ messages[0].name }}{{ note }}<|im_end|>"
+    model = TextModel.load(write_folder(tmp_path, source))
+    call = {
+        "function": {
+            "name": "<s>",
+            "arguments": {"<|im_start|>": ["<|im_end|>"], "type": "<s>", "role": "<s>"},
+        }
+    }
+    message = {"role": "assistant", "name": "<|im_start|>", "tool_calls": [call]}
+    ids = list(model.encode_chat([message], {"note": "<s>"}).ids())
+    assert [i for i in ids if i in model.tokenizer.control.ids] == [1]
+    assert json.loads(model.tokenizer.decode(ids).removesuffix("<|im_start|><s>")) == [call]
+
+
 def test_harmless_messages_are_encoded_as_one_text(tmp_path: Path) -> None:
     model = TextModel.load(write_folder(tmp_path))
     assert model.template is not None

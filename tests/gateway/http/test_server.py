@@ -78,7 +78,7 @@ async def test_a_taken_port_is_named(start: Any, fake: Any) -> None:
 
 @pytest.mark.parametrize(
     ("host", "port", "words"),
-    [("127.0.0.1", 70000, "0 to 65535"), ("192.0.2.1", 0, "no address of this machine")],
+    [("127.0.0.1", 70000, "valid: 1 to 65535"), ("192.0.2.1", 0, "no address of this machine")],
 )
 async def test_an_impossible_address_is_named(fake: Any, host: str, port: int, words: str) -> None:
     app = make_app(fake, TextModel(fake.tokenizer), "toy", max_context=10)
