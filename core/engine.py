@@ -23,7 +23,7 @@ from bien.core.kv.events import KVEvent
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.kv.hashing import HASH_BYTES, continue_chain, extend_chain, root_hash
 from bien.core.kv.store import KVStore
-from bien.core.plan import ExecutorPlan, StepPlan, StepResult, TableUpdate, i32
+from bien.core.plan import ExecutorPlan, NewSequence, StepPlan, StepResult, TableUpdate, i32
 from bien.core.request import GenerateRequest
 from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
@@ -337,7 +337,7 @@ class Engine:
             counts=i32(counts),
             drafts=i32(drafts),
             samples=i32(samples),
-            new=self._admission.take_new(),
+            new=self._entering(),
             released=i32(self._admission.take_released()),
             tables=self._tables(),
             restores=restores,
@@ -345,6 +345,12 @@ class Engine:
             draft_tokens=i32(hosted),
             device_drafts=self.limits.device_drafts > 0,
         )
+
+    def _entering(self) -> list[NewSequence]:
+        new = self._admission.take_new()
+        for n in new:
+            n.max_drafts = self.limits.device_drafts if n.sampling.speculate else 0
+        return new
 
     def _tables(self) -> list[TableUpdate]:
         dirty = [(s.slot, s.kv) for s in self._admission.take_dirty() if s.kv is not None and s.slot >= 0]
