@@ -74,8 +74,8 @@ class EarlyExit:
         for i, layer in enumerate(target.layers[: self.depth]):
             if not hasattr(layer, "fill"):
                 raise DeploymentError(
-                    f"early-exit: layer {i} of the target ({type(layer).__name__}) cannot fill keys and values "
-                    "alone (no `fill`); choose another speculator"
+                    f"early-exit: layer {i} of the target ({type(layer).__name__}) cannot fill keys and "
+                    "values alone (no `fill`); choose another speculator"
                 )
 
     def absorb(self, rows: Any, taps: dict[tuple[int, str], Tensor]) -> None:
