@@ -27,21 +27,45 @@ from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.start import WorkerStart
 
 
+class Parts(dict[str, Any]):
+    """Parts of an executor, made when it asks: a simulated one asks for none of those that need torch."""
+
+    def __init__(self, pool: PoolComposition, ctx: Context) -> None:
+        super().__init__()
+        self._pool = pool
+        self._ctx = ctx
+
+    def __missing__(self, kind: str) -> Any:
+        self[kind] = self._pool.make(kind, self._ctx)
+        return self[kind]
+
+    def get(self, kind: str, default: Any = None) -> Any:
+        return self[kind]
+
+    def close(self) -> None:
+        """Close what was made, but for the speculator: that is the engine's or the executor's."""
+        for kind, part in self.items():
+            if part is not None and kind != "speculator":
+                part.close()
+        self.clear()
+
+
 @dataclass(slots=True)
 class BuiltWorker:
-    """Who drives it closes the engine first, then the executor."""
+    """Who drives it may close engine and executor earlier, on the thread that they live on."""
 
     engine: Engine
     executor: Executor
     info: WorkerInfo
     architecture: Architecture
+    parts: Parts  # the executor's: closed last
     depth: int = 2  # steps in flight that pay off when the executor computes by itself
 
     def close(self) -> None:
-        try:
-            self.engine.close()
-        finally:
-            self.executor.close()
+        with ExitStack() as closing:
+            closing.callback(self.parts.close)
+            closing.callback(self.executor.close)
+            closing.callback(self.engine.close)
 
 
 def build_worker(start: WorkerStart, progress: Callable[[str], None] = lambda text: None) -> BuiltWorker:
@@ -69,15 +93,21 @@ def build(
     rng: random.Random | None = None,
     threads: int = 1,
     progress: Callable[[str], None] = lambda text: None,
+    any_context: bool = False,
 ) -> BuiltWorker:
     """Make the parts of a pool and put an engine around them.
 
+    `any_context`: take the deployment's `max_context` even beyond the model's own (simulation, where no
+    position is ever encoded).
     `clock` None: the wall clock. Raises what the parts raise (ModelError, ResourceError, UserError);
     DeploymentError for a pool that holds not even one block. What was made until then is closed.
     """
     model, spec = pool.model, pool.spec
     progress("reading the model's config")
-    architecture = read_architecture(model.name, model.block_tokens, model.dtype, model.max_context)
+    own = None if any_context else model.max_context
+    architecture = read_architecture(model.name, model.block_tokens, model.dtype, own)
+    if any_context and model.max_context is not None:
+        architecture = msgspec.structs.replace(architecture, max_context=model.max_context)
     ctx = Context(
         clock=clock or WallClock(),
         rng=rng or random.Random(),
@@ -88,7 +118,8 @@ def build(
         threads=threads,
     )
     with ExitStack() as made:
-        ctx.parts = parts = _Parts(pool, ctx)
+        ctx.parts = parts = Parts(pool, ctx)
+        made.callback(parts.close)
         strategy = parts["parallel"]
         ctx.mesh = strategy.mesh(spec.devices)
         speculator = parts["speculator"]
@@ -123,7 +154,7 @@ def build(
         )
         made.pop_all()
     info = describe(pool, architecture, groups, id=id, generation=generation)
-    return BuiltWorker(engine, executor, info, architecture)
+    return BuiltWorker(engine, executor, info, architecture, parts)
 
 
 def describe(
@@ -170,22 +201,6 @@ def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple
     )
     packed = msgspec.msgpack.encode(named, order="deterministic")
     return hashlib.blake2b(packed, digest_size=8, person=b"bien-fp").hexdigest()
-
-
-class _Parts(dict[str, Any]):
-    """Parts of an executor, made when it asks: a simulated one asks for none of those that need torch."""
-
-    def __init__(self, pool: PoolComposition, ctx: Context) -> None:
-        super().__init__()
-        self._pool = pool
-        self._ctx = ctx
-
-    def __missing__(self, kind: str) -> Any:
-        self[kind] = self._pool.make(kind, self._ctx)
-        return self[kind]
-
-    def get(self, kind: str, default: Any = None) -> Any:
-        return self[kind]
 
 
 def _blocks(group: KVGroup, spec: PoolSpec) -> int:

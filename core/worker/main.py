@@ -79,6 +79,7 @@ async def _serve(start: WorkerStart, built: BuiltWorker, up: _Up, watch: _Parent
     up.send(Ready(host, port, built.info))
     reason = await server.stopped
     await server.close(reason)
+    built.parts.close()
     return 0 if reason == "stopped" else 1
 
 

@@ -189,5 +189,9 @@ def build(start: WorkerStart, progress: Callable[[str], None]) -> SimpleNamespac
             time.sleep(60)
     print("a stray print must not disturb the parent")
     return SimpleNamespace(
-        engine=FakeEngine(), executor=FakeExecutor(), info=info(start.id, start.epoch), depth=2
+        engine=FakeEngine(),
+        executor=FakeExecutor(),
+        info=info(start.id, start.epoch),
+        parts=SimpleNamespace(close=lambda: None),
+        depth=2,
     )
