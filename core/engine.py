@@ -451,7 +451,7 @@ class Engine:
         limit = s.remaining - 1
         if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
             return
-        if self._speculator is not None:
+        if self._speculator is not None and s.content.ids_known:
             s.draft_tokens = self._speculator.propose(s.id, min(limit, self._speculator.caps.max_drafts))
             s.drafts = len(s.draft_tokens)
         elif proposed:
@@ -494,7 +494,7 @@ class Engine:
 
     def stopped(self, s: Sequence) -> None:
         """It lost slot and KV."""
-        if self._speculator is not None and s.request.sampling.speculate:
+        if self._speculator is not None and s.content.ids_known and s.request.sampling.speculate:
             self._speculator.end(s.id)
 
     def preempted(self) -> None:

@@ -1,0 +1,68 @@
+"""`bien simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bien.replay.commands.replay import DEFAULT_DEPLOYMENT
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Traces: files, folders, archives. None: the sample that ships with bien."),
+    ] = None,
+    deployment: Annotated[
+        str, typer.Option(help="A deployment.toml, or the name of a built-in deployment.")
+    ] = DEFAULT_DEPLOYMENT,
+    concurrency: Annotated[int, typer.Option(help="Session trees at a time.")] = 4,
+    token_scale: Annotated[
+        str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
+    ] = "1",
+    time_scale: Annotated[float, typer.Option(help="Multiply the gaps between turns.")] = 1.0,
+    gap_cap: Annotated[float | None, typer.Option(help="Longest gap in seconds, after scaling.")] = None,
+    sessions: Annotated[int | None, typer.Option(help="Simulate so many sessions at most.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+) -> None:
+    """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
+    executor of a constant cost per step and token. No model is loaded."""
+    from rich.console import Console
+
+    from bien.core.deployment import load_deployment
+    from bien.core.plugins import PluginManager
+    from bien.replay.commands.deployment import EXAMPLES
+    from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.result import write_result
+    from bien.replay.simulation import SimulationPlan
+    from bien.replay.simulation import simulate as run
+    from bien.replay.simulation_display import SimulationDisplay
+    from bien.replay.summary import print_summary
+    from bien.replay.traces import Survey, open_paths
+
+    options = ReplayOptions(
+        concurrency=concurrency,
+        token_scale=fraction(token_scale, "--token-scale"),
+        time_scale=time_scale,
+        gap_cap=gap_cap,
+        sessions=sessions,
+        seed=seed,
+    ).check()
+    plan = SimulationPlan(tuple(trace or ()), options, load_deployment(deployment, [EXAMPLES]))
+    manager = PluginManager.load()
+    survey = Survey(open_paths(plan.traces, manager), options)
+    survey.check()
+    with SimulationDisplay(survey) as display:
+        result = run(plan, manager, display.tick)
+    print_summary(result)
+    write_result(json, result)
+    Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)

@@ -1,0 +1,166 @@
+"""A simulated replay: the gateway, engines and driver of a live one, on a virtual clock.
+
+Nothing differs but the executor (a cost function), the transport (in process) and the content (runs that
+are never materialised). One process, one thread, no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bien.core.build import BuiltWorker, build
+from bien.core.clock import VirtualClock
+from bien.core.compose import Composition, compose
+from bien.core.deployment import Deployment, Selection
+from bien.core.plugins import PluginManager
+from bien.core.providers import Context
+from bien.core.worker.inprocess import InProcessClient
+from bien.gateway.core import Gateway
+from bien.replay.cache_account import CacheAccount
+from bien.replay.driver import Driver
+from bien.replay.measure import measure
+from bien.replay.options import ReplayOptions
+from bien.replay.result import Result
+from bien.replay.target import TargetInfo
+from bien.replay.targets.gateway import GatewayTarget
+from bien.replay.traces import open_paths
+from bien.replay.worker_load import WorkerLoad
+
+TICK = 60.0  # virtual seconds between looks at the progress
+
+
+class SimulationPlan(msgspec.Struct, frozen=True):
+    """What is simulated. `jump` False takes every step by itself (slow; the results are the same)."""
+
+    traces: tuple[Path, ...]
+    options: ReplayOptions
+    deployment: Deployment
+    jump: bool = True
+
+
+def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
+    """The deployment with executors that cost virtual time only, and what was put in their place.
+
+    A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
+    there are no tokens to guess.
+    """
+    notes: list[str] = []
+    pools = []
+    for pool in deployment.pool:
+        if pool.executor.use == "torch":
+            notes.append(
+                f"pool {pool.name!r}: executor 'simulated' with constant default costs in place of "
+                f"{pool.executor.use!r} (uncalibrated)"
+            )
+            pool = msgspec.structs.replace(pool, executor=Selection("simulated"))
+        if pool.speculator is not None:
+            notes.append(f"pool {pool.name!r}: speculator {pool.speculator.use!r} is not simulated")
+            pool = msgspec.structs.replace(pool, speculator=None)
+        pools.append(pool)
+    return msgspec.structs.replace(deployment, pool=tuple(pools)), notes
+
+
+def simulate(
+    plan: SimulationPlan,
+    manager: PluginManager,
+    on_tick: Callable[[Driver], None] = lambda driver: None,
+    wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
+) -> Result:
+    """Run it to its end. `on_tick` is called now and then; `wrap` may observe each worker.
+
+    Raises:
+        BienError: deployment or trace are wrong.
+    """
+    deployment, notes = simulated(plan.deployment)
+    composition = compose(deployment, manager)
+    workers = [wrap(built) for built in build_workers(composition, plan.options.seed)]
+    return VirtualClock.run(_run(plan, manager, composition, workers, notes, on_tick))
+
+
+def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
+    """Every worker of every pool, on the virtual clock."""
+    for pool in composition.pools:
+        for number in range(pool.spec.count):
+            yield build(
+                pool,
+                id=f"{pool.spec.name}-{number}",
+                generation="simulated",
+                clock=VirtualClock(),
+                rng=random.Random(seed),
+                any_context=True,
+            )
+
+
+def make_gateway(
+    composition: Composition, clients: list[InProcessClient], clock: VirtualClock, seed: int
+) -> Gateway:
+    """The composition's router and index around these clients."""
+    ctx = Context(clock=clock, rng=random.Random(seed))
+    return Gateway(
+        clients,
+        composition.gateway["router"].make(ctx),
+        composition.gateway["kv_index"].make(ctx),
+        clock,
+        composition.spec,
+        rng=random.Random(seed),
+    )
+
+
+async def _run(
+    plan: SimulationPlan,
+    manager: PluginManager,
+    composition: Composition,
+    workers: list[BuiltWorker],
+    notes: list[str],
+    on_tick: Callable[[Driver], None],
+) -> Result:
+    clock = VirtualClock()
+    clients = [InProcessClient(w.info, w.engine, w.executor, clock, jump=plan.jump) for w in workers]
+    gateway = make_gateway(composition, clients, clock, plan.options.seed)
+    spec = composition.pools
+    info = TargetInfo(
+        model=Path(composition.model.name).name,
+        max_context=gateway.max_context,
+        accelerators=sum(p.spec.count * p.spec.devices for p in spec),
+    )
+    trace = open_paths(plan.traces, manager)
+    block_tokens = composition.model.block_tokens
+    driver = Driver(
+        GatewayTarget(gateway, info), clock, trace.sessions(), plan.options, CacheAccount(block_tokens)
+    )
+    load = WorkerLoad(clock, lambda: _busy(workers))
+    beside = [asyncio.create_task(load.run()), asyncio.create_task(_tick(driver, on_tick))]
+    try:
+        await driver.run()
+        await load.sample()
+        for worker in workers:
+            worker.engine.check_integrity()
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await gateway.close()
+        trace.close()
+    on_tick(driver)
+    meta = trace.meta
+    described: dict[str, Any] = msgspec.to_builtins(composition.deployment)
+    described["gateway"]["secret"] = "set" if composition.spec.secret else ""
+    result = measure(driver, meta, kind="simulated", deployment=described, load=load)
+    result.fidelity.notes.extend(notes)
+    return result
+
+
+async def _busy(workers: list[BuiltWorker]) -> dict[str, float]:
+    return {w.info.id: w.engine.stats().busy_seconds for w in workers}
+
+
+async def _tick(driver: Driver, on_tick: Callable[[Driver], None]) -> None:
+    while True:
+        await driver.clock.sleep(TICK)
+        on_tick(driver)
