@@ -99,6 +99,8 @@ async def _stream(
             async for output in outputs:
                 piece = progress.take(output)
                 data = b"" if events.begun else answer.opening()
+                if not events.begun:
+                    events.headers |= _placement(outputs)
                 if piece.text or (ask.return_token_ids and piece.ids):
                     usage = progress.usage if ask.continuous_usage else None
                     data += answer.piece(piece.text, piece.ids if ask.return_token_ids else None, usage)
@@ -142,6 +144,14 @@ async def _whole(
 def _progress(served: Served, ask: Ask, work: GenerateRequest) -> Progress:
     assert isinstance(work.prompt, TokenIds)
     return Progress(work.prompt_tokens, served.prompts.output(ask, work.prompt))
+
+
+def _placement(outputs: object) -> dict[str, str]:
+    """Headers for who measures: the worker, and the cached tokens that the router expected there."""
+    worker, decision = getattr(outputs, "worker", ""), getattr(outputs, "decision", None)
+    if not worker or decision is None:
+        return {}
+    return {"x-bien-worker": worker, "x-bien-predicted-cached-tokens": str(decision.predicted_cached)}
 
 
 def _check_media(request: web.Request) -> None:

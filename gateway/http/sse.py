@@ -16,6 +16,7 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self.headers = dict(HEADERS)  # more may be added until it begins
         self._response: web.StreamResponse | None = None
 
     @property
@@ -36,6 +37,6 @@ class EventStream:
 
     async def _begin(self) -> web.StreamResponse:
         if self._response is None:
-            self._response = web.StreamResponse(headers=HEADERS)
+            self._response = web.StreamResponse(headers=self.headers)
             await self._response.prepare(self._request)
         return self._response
