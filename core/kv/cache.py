@@ -310,7 +310,7 @@ class KVCache:
             base = node.start
             for g in self.paged:
                 there, mine = node.blocks[g, lo:hi], kv.blocks[g, base + lo : base + hi]
-                empty = (there < 0) & (mine > 0) & ~self.pools[g].cached[mine]
+                empty = (there < 0) & (mine > 0)
                 for a, b in runs(empty.nonzero()[0]):
                     self.tree.install(g, node, lo + a, mine[a:b].copy())
                 if g in self.tree.anchors:

@@ -7,10 +7,11 @@ events alone. Whatever a match promises must be in memory, and the events must t
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -23,6 +24,8 @@ DRAFT = KVGroup("draft", GroupKind.DRAFT, (9,), BT, bytes_per_token=8)
 WINDOW = KVGroup("window", GroupKind.WINDOW, (1,), BT, bytes_per_token=8, window=6)
 STATE = KVGroup("state", GroupKind.STATE, (2,), BT, constant_bytes=64)
 SLOTS = 4
+EXAMPLES = int(os.environ.get("BIEN_TEST_EXAMPLES", "15"))
+PHASES = [p for p in Phase if p is not Phase.explain]
 
 
 def digest(parent: bytes, word: int) -> bytes:
@@ -44,6 +47,8 @@ def split(hashes: bytes) -> list[bytes]:
 class Live:
     def __init__(self, kv, words, computed):
         self.kv, self.words, self.computed = kv, words, computed
+        self.tables = {}  # paged group -> what an executor's block table says
+        self.fresh = True  # the first step restores the states
         self.pending = {}  # group -> (block, tokens) of a snapshot that has not been kept yet
 
     @property
@@ -110,15 +115,16 @@ def machine(groups, sizes):
             match = self.cache.match(hashes)
             assert match.blocks == self.usable(hashes)
             blocks = max(0, match.blocks - beyond) if not loads else min(len(words), match.blocks + beyond)
-            if stale:
-                match.version = -1
+            if stale:  # the world moves on between match and attach
+                for g, pool in enumerate(self.cache.pools):
+                    self.cache.tree.evict(g, min(pool.free + 3, pool.available))
             before = [self.cache.usage(g) for g in range(len(groups))]
             got = self.cache.attach(hashes, match, blocks)
             if got is None:
                 assert before == [self.cache.usage(g) for g in range(len(groups))], "a failure changed pools"
                 return
             kv, missing = got
-            if blocks == match.blocks:
+            if blocks == match.blocks and not stale:
                 assert missing == []
             for miss in missing:
                 assert len(split(miss.hashes)) == len(miss.blocks) > 0
@@ -134,11 +140,15 @@ def machine(groups, sizes):
             for g in states:
                 source, live_block = self.cache.restore(kv, g)
                 assert kv.take_updates(g) == [(0, live_block)]
-                self.memory[g, live_block] = b"" if not blocks else self.memory[g, source]
-                assert self.memory[g, live_block] == (names[blocks - 1] if blocks else b"")
+                assert bool(source) == bool(blocks)
             seq = Live(kv, words, blocks * BT)
+            for g in paged:
+                seq.tables[g] = {i: b for i, b in enumerate(kv.table(g).tolist()) if b}
             if missing:
                 self.cache.commit(kv, hashes, blocks * BT)
+                self.drain()
+                for miss in missing:
+                    assert set(split(miss.hashes)) <= self.stored[miss.group], "loaded, but not shared"
             self.live.append(seq)
 
         @precondition(lambda self: self.live)
@@ -159,14 +169,20 @@ def machine(groups, sizes):
                 seq.words = [*seq.words, data.draw(st.integers(0, 1))]
             names = split(chain(seq.words))
             for g in paged:
-                for i, block in kv.take_updates(g):
-                    assert (block == 0) == (i < kv.first[g])
+                seq.tables[g].update(kv.take_updates(g))
                 table = kv.table(g)
+                assert [seq.tables[g].get(i, 0) for i in range(kv.count)] == table.tolist()
                 for i in range(seq.computed // BT, -(-stop // BT)):
                     self.write(g, int(table[i]), names[i] if (i + 1) * BT <= stop else b"part")
                 low = kv.first[g]
                 for i in range(low, stop // BT):
                     assert self.memory[g, int(table[i])] == names[i], "lost while the sequence runs"
+            if seq.fresh:
+                seq.fresh = False
+                start = kv.attached
+                for g in states:
+                    source, _ = self.cache.restore(kv, g)
+                    assert not start or self.memory[g, source] == names[start - 1], "not the state to restore"
             taken = {}
             if snapshot:
                 for g in states:
@@ -232,13 +248,20 @@ def machine(groups, sizes):
         def pressure(self, g, n):
             pool = self.cache.pools[g]
             if pool.available >= n:
+                in_use = [p.cached & (p.refs > p.pins) for p in self.cache.pools]
                 self.cache.tree.evict(g, n)
                 assert pool.free >= n
+                for p, used in zip(self.cache.pools, in_use, strict=True):
+                    assert p.cached[used].all(), "a block in use was evicted"
 
         @invariant()
         def consistent(self):
             self.drain()
             self.cache.check_integrity([seq.kv for seq in self.live])
+            for seq in self.live:
+                for g in self.cache.tree.anchors:
+                    path = split(chain(seq.words))[: seq.kv.committed]
+                    assert set(path) <= self.stored[g], "a path in use was evicted"
             stored = [set() for _ in groups]
             for event in self.cache.snapshot():
                 names = split(event.hashes)
@@ -281,8 +304,9 @@ def test_model(groups, sizes):
     run_state_machine_as_test(
         machine(groups, sizes),
         settings=settings(
-            max_examples=25,
+            max_examples=EXAMPLES,
             stateful_step_count=30,
+            phases=PHASES,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
