@@ -33,7 +33,7 @@ def sample_rows(
     the token to draw, any numbering that is stable for a request. temperature: 0 is greedy (the lowest
     index of equal maxima). top_p >= 1 and top_k <= 0 are off. Returns [R] int64 on the logits' device.
     """
-    tokens = logits.argmax(-1)
+    tokens = _greedy(logits)
     heat = np.asarray(temperature, np.float64)
     rows = np.flatnonzero(heat > 0)
     if len(rows):
@@ -89,6 +89,13 @@ def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     if bool((equal.sum(-1, keepdim=True) > room).any()):
         equal &= equal.cumsum(-1) <= room
     return weights * (above | equal)
+
+
+def _greedy(logits: Tensor) -> Tensor:
+    if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or not len(logits):
+        return logits.argmax(-1)
+    # numpy's vectorised search takes a tenth of the time of torch's; both take the first of equals.
+    return torch.from_numpy(logits.detach().numpy().argmax(-1))
 
 
 def _descending(weights: Tensor, count: int) -> Tensor:

@@ -11,6 +11,7 @@ from bien.core.errors import UserError
 from bien.core.parallel.strategy import Mesh
 from bien.core.testing.parallel import ParallelSuite
 from bien.core.testing.suites import failures
+from bien.plugins.parallel.single import Single
 
 FULL = slice(None)
 
@@ -173,3 +174,10 @@ def test_plain_strategies_conform(strategy: type[Tensors]) -> None:
 def test_fault_is_caught(fault: type[Tensors]) -> None:
     names = [line.split(":")[0] for line in failures(suite(fault))]
     assert f"test_{CAUGHT[fault]}" in names
+
+
+class TestSingle(ParallelSuite):
+    illegal = (0, 2)
+
+    def build(self, rank: int, world: int) -> Single:
+        return Single()

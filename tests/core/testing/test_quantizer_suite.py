@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bien.core.providers import Context
 from bien.core.testing.quantizer import QuantizerSuite
 from bien.core.testing.suites import failures
+from bien.plugins.quantizers import int8, none
 
 
 class Int8Linear:
@@ -134,3 +136,22 @@ def test_a_quantizer_that_reads_everything_is_caught() -> None:
 def test_a_tolerance_below_the_format_is_caught() -> None:
     strict = type("Strict", (suite(Int8Linear),), {"tolerance": 1e-4})
     assert "test_product" in [line.split(":")[0] for line in failures(strict)]
+
+
+class TestNone(QuantizerSuite):
+    dtypes = ("float32", "float64", "bfloat16")
+
+    def build(self) -> Any:
+        return built(none)
+
+
+class TestInt8(QuantizerSuite):
+    tolerance = 0.02
+
+    def build(self) -> Any:
+        return built(int8)
+
+
+def built(plugin: Any) -> Any:
+    (provider,) = plugin.bien_providers()
+    return provider.factory(provider.config_type(), Context())
