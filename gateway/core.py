@@ -30,7 +30,7 @@ from bien.gateway.index import KVIndex
 from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
 from bien.gateway.roster import Member
-from bien.gateway.routing import Router
+from bien.gateway.routing import Decision, Router
 from bien.gateway.stream import Stream
 
 MAX_PLACEMENTS = 3  # a request that killed so many workers is not tried again
@@ -61,7 +61,7 @@ class Gateway:
         self._admission = Admission(spec.max_inflight, clock)
         self._router = router
         self._index = index
-        self._feed = IndexFeed(index, clock)
+        self._feed = IndexFeed(index, clock, self.totals)
         self._secret = spec.secret
         self._chains: PromptChains | None = None  # made with the first worker, which says the block size
         self._members: dict[str, Member] = {}
@@ -145,7 +145,7 @@ class Gateway:
             self._feed.apply(worker, frame.batch)
         if frame.stats is not None:
             member.report(frame.stats)
-            self._router.report(member.id, frame.stats)
+            self._ledger.reported(member.id, frame.stats)
         if frame.outputs:
             now = self.clock.time()
             for output in frame.outputs:
@@ -239,16 +239,17 @@ class Gateway:
         members = [m for m in self._members.values() if m.client.alive and m.context >= need]
         # The last token is always computed, so the block that it ends cannot be used.
         whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
-        overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], [(m.id, 0) for m in members])
-        targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
+        places = [(m.id, 0) for m in members]
         try:
+            overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], places)
+            targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
             decision = self._router.choose(route, targets)
         except Exception as error:
-            raise PluginFault(f"router {type(self._router).__name__} failed: {error!r}") from error
-        if not 0 <= decision.target < len(targets):
+            raise PluginFault(f"index or router failed: {error!r}") from error
+        if not (isinstance(decision, Decision) and 0 <= decision.target < len(targets)):
             raise PluginFault(
-                f"router {type(self._router).__name__} chose target {decision.target}; "
-                f"valid: 0 to {len(targets) - 1}"
+                f"router {type(self._router).__name__} chose {decision!r}; "
+                f"valid: a Decision with a target from 0 to {len(targets) - 1}"
             )
         member = members[decision.target]
         stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached)

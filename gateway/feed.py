@@ -9,16 +9,18 @@ from bien.core.clock import Clock
 from bien.core.kv.events import EventBatch
 from bien.core.worker.client import WorkerClient
 from bien.gateway.index import KVIndex
+from bien.gateway.metrics import Totals
 
 log = logging.getLogger("bien.gateway")
 PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between snapshots that did not suffice
 
 
 class IndexFeed:
-    def __init__(self, index: KVIndex, clock: Clock) -> None:
+    def __init__(self, index: KVIndex, clock: Clock, totals: Totals) -> None:
         self.resyncs = 0  # snapshots that a gap or a new generation made necessary
         self._index = index
         self._clock = clock
+        self._totals = totals
         self._held: dict[str, list[EventBatch]] = {}  # batches of workers whose snapshot is on its way
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -39,9 +41,18 @@ class IndexFeed:
         held = self._held.get(client.info.id)
         if held is not None:
             held.append(batch)
-        elif not self._index.apply(batch):
+        elif not self._apply(batch):
             self.resyncs += 1
             self._resync(client, [batch])
+
+    def _apply(self, batch: EventBatch) -> bool:
+        # Frames are dispatched above us: an index at fault must not stop the streams of their requests.
+        try:
+            return self._index.apply(batch)
+        except Exception:
+            self._totals.faults += 1
+            log.exception("the index failed at events of worker %s", batch.worker)
+            return True
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -65,7 +76,7 @@ class IndexFeed:
             # What came while the snapshot travelled follows it, as far as it does not hold it already.
             batches = [b for b in held if b.generation != snapshot.generation or b.seq > snapshot.seq]
             held.clear()
-            if all(self._index.apply(batch) for batch in batches):
+            if all(self._apply(batch) for batch in batches):
                 del self._held[client.info.id]
                 return
             await self._clock.sleep(pause)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bien.core.clock import Clock
-from bien.core.worker.messages import Output
+from bien.core.worker.messages import Output, WorkerStats
 from bien.gateway.admission import Admission
 from bien.gateway.metrics import GatewayMetrics, Totals
 from bien.gateway.routing import Outcome, Router
@@ -14,6 +16,8 @@ from bien.gateway.stream import Stream
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+log = logging.getLogger("bien.gateway")
 
 
 class Ledger:
@@ -95,7 +99,18 @@ class Ledger:
                 now - stream.placed,
                 finish,
             )
-            self._router.observe(stream.decision, outcome)
+            self._tell(lambda: self._router.observe(stream.decision, outcome))
+
+    def reported(self, worker: str, stats: WorkerStats) -> None:
+        self._tell(lambda: self._router.report(worker, stats))
+
+    def _tell(self, router: Callable[[], None]) -> None:
+        # Frames are dispatched above us: a router at fault must not stop the streams of others.
+        try:
+            router()
+        except Exception:
+            self._totals.faults += 1
+            log.exception("the router failed at news of a worker")
 
     def _compare(self, stream: Stream) -> None:
         totals, predicted = self._totals, stream.decision.predicted_cached

@@ -29,6 +29,7 @@ class Totals:
     output_tokens: int = 0
     replaced: int = 0  # placements that a worker's death made necessary
     deaths: int = 0
+    faults: int = 0  # calls in which router or index failed outside of a placement
     placements: dict[str, int] = field(default_factory=dict)  # by worker
 
     @property
@@ -108,6 +109,7 @@ class GatewayCollector(Collector):
             ("bien_refused", "Requests refused for overload.", reading.refused),
             ("bien_replaced", "Requests placed again after a worker's death.", totals.replaced),
             ("bien_worker_deaths", "Workers that died.", totals.deaths),
+            ("bien_plugin_faults", "Calls in which router or index failed.", totals.faults),
             ("bien_index_resyncs", "Snapshots that the index needed to catch up.", reading.resyncs),
         ):
             yield CounterMetricFamily(name, text, value=value)

@@ -70,7 +70,7 @@ class Stream:
 
     def lose(self, reason: str) -> None:
         """Its worker is dead."""
-        self.lost = reason
+        self.lost = reason or "no reason given"
         if not self.streamed:
             self._outputs.clear()  # the next placement makes them again
         self.wake()

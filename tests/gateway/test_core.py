@@ -454,7 +454,7 @@ async def test_a_worker_that_comes_back_takes_its_own_place(make_gateway: MakeGa
 
 
 class Odd(RoundRobin):
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int | None) -> None:
         super().__init__()
         self.target = target
         self.outcomes: list[Outcome] = []
@@ -462,14 +462,18 @@ class Odd(RoundRobin):
     def choose(self, *_: Any) -> Decision:
         if self.target == 99:
             raise KeyError("oh")
-        return Decision(self.target, 0)
+        return Decision(self.target, 0) if self.target is not None else None  # type: ignore[return-value]
 
     def observe(self, decision: Decision, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
 
 
-@pytest.mark.parametrize(("target", "text"), [(1, "chose target 1"), (-1, "target -1"), (99, "KeyError")])
-def test_a_router_at_fault_fails_the_request_alone(make_gateway: MakeGateway, target: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "text"), [(1, "chose .*target=1"), (-1, "target=-1"), (None, "chose None"), (99, "KeyError")]
+)
+def test_a_router_at_fault_fails_the_request_alone(
+    make_gateway: MakeGateway, target: int | None, text: str
+) -> None:
     async def main() -> None:
         gateway = make_gateway(FakeWorker(CLOCK), router=Odd(target))
         with pytest.raises(PluginFault, match=text):
@@ -478,6 +482,24 @@ def test_a_router_at_fault_fails_the_request_alone(make_gateway: MakeGateway, ta
         assert finished(gateway) == {"error": 1}
 
     VirtualClock.run(main())
+
+
+@virtual
+async def test_plugins_at_fault_stop_no_stream(make_gateway: MakeGateway) -> None:
+    class Deaf(RoundRobin):
+        def observe(self, *_: Any) -> None:
+            raise ValueError("observe")
+
+        def report(self, *_: Any) -> None:
+            raise ValueError("report")
+
+    worker = FakeWorker(CLOCK)
+    gateway = make_gateway(worker, router=Deaf())
+    await CLOCK.sleep(1.0)
+    worker.event(KVEvent("stored", group=7, hashes=bytes(16)))  # the index knows no such group
+    worker.load(running=1)
+    assert len(await collect(gateway, request())) == 3
+    assert gateway.totals.faults == 3
 
 
 @virtual

@@ -101,7 +101,7 @@ def test_holes_switch_bisection_off_until_they_close() -> None:
     feed.tell(stored(blocks[5:6], blocks[4]))
     assert index.overlaps(key, [("w", 0)]) == [32]
     engine = index._engines["w", 0]
-    assert engine._whole[0].orphans == 0
+    assert engine.whole[0].orphans == 0
     feed.tell(removed([make_chain("other", 1)[0], blocks[31]]))  # an unknown block spoils no removal
     assert index.overlaps(key, [("w", 0)]) == [31]
     feed.tell(KVEvent("cleared"))
@@ -127,7 +127,7 @@ def test_a_block_is_there_while_any_tier_holds_it() -> None:
     feed.tell(stored(blocks[:1], tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [4]
     feed.tell(stored(blocks))
-    assert index._engines["w", 0]._whole[0].orphans == 0
+    assert index._engines["w", 0].whole[0].orphans == 0
 
 
 def test_predictions_end_by_time_or_by_event() -> None:
@@ -189,6 +189,6 @@ def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObjec
         expected = usable_blocks(groups_from(kinds, windows, 4), present)
         assert index.overlaps(b"".join(blocks), [("w", 0)]) == [expected]
     for engine in index._engines.values():
-        for whole in engine._whole:
+        for whole in engine.whole:
             parents = whole.parents
             assert whole.orphans == sum(bool(p) and p not in parents for p in parents.values())

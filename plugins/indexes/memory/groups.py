@@ -1,0 +1,151 @@
+"""The blocks of one KV group of one engine, and how far into a prompt's chain they reach."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+from bien.core.api import HASH_BYTES, KVEvent
+
+DEVICE = "device"
+UNKNOWN = b"?"  # parent of a block of which only a lower tier told
+_BLOCK = struct.Struct(f"{HASH_BYTES}s")
+
+
+def split(hashes: bytes) -> Iterator[bytes]:
+    return itertools.chain.from_iterable(_BLOCK.iter_unpack(hashes))
+
+
+class Chain:
+    """A prompt's hashes, and where each stands (built only for groups that need it)."""
+
+    def __init__(self, hashes: bytes) -> None:
+        self.hashes = hashes
+        self.blocks = len(hashes) // HASH_BYTES
+        self._positions: dict[bytes, int] | None = None
+
+    def at(self, block: int) -> bytes:
+        return self.hashes[HASH_BYTES * block : HASH_BYTES * block + HASH_BYTES]
+
+    @property
+    def positions(self) -> dict[bytes, int]:
+        """Hash -> number of blocks up to and with it."""
+        if self._positions is None:
+            self._positions = dict(zip(split(self.hashes), itertools.count(1), strict=False))
+        return self._positions
+
+
+class Everywhere:
+    """A group with blocks for every position: full, latent, indexer, compressed, draft."""
+
+    def __init__(self) -> None:
+        self.parents: dict[bytes, bytes] = {}  # present block -> its parent, b"" at a root
+        self.orphans = 0  # present blocks whose parent is absent; 0 = prefix-closed
+        self._children: dict[bytes, int] = {}  # block, present or not -> its present children
+        self._tiers: dict[str, set[bytes]] = {}
+
+    def __contains__(self, block: bytes) -> bool:
+        return block in self.parents
+
+    def store(self, event: KVEvent) -> None:
+        held = self._tiers.setdefault(event.tier, set())
+        # Stores of lower tiers name blocks, not chains: without a parent they say nothing of order.
+        chained = event.tier == DEVICE or bool(event.parent)
+        parent = event.parent if chained else UNKNOWN
+        for block in split(event.hashes):
+            known = self.parents.get(block)
+            if known is None:
+                self._link(block, parent)
+            elif known is UNKNOWN and chained:
+                self._unlink(block)
+                self._link(block, parent)
+            held.add(block)
+            if chained:
+                parent = block
+
+    def remove(self, hashes: bytes, tier: str) -> None:
+        held = self._tiers.get(tier)
+        if held is None:
+            return
+        others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
+        for block in split(hashes):
+            if block not in held:
+                continue
+            held.remove(block)
+            if not any(block in blocks for blocks in others):
+                self._unlink(block)
+
+    def clear(self, tier: str) -> None:
+        self.remove(b"".join(self._tiers.get(tier, ())), tier)
+
+    def last(self, chain: Chain, limit: int) -> int:
+        """Blocks of the chain, from its start and at most `limit`, that are present."""
+        present, at = self.parents, chain.at
+        if not limit or at(0) not in present:
+            return 0
+        if self.orphans:
+            return next((i for i in range(limit) if at(i) not in present), limit)
+        if at(limit - 1) in present:
+            return limit
+        low, high = 0, limit - 1  # present, absent
+        while high - low > 1:
+            middle = (low + high) // 2
+            if at(middle) in present:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _link(self, block: bytes, parent: bytes) -> None:
+        self.parents[block] = parent
+        self._children[parent] = self._children.get(parent, 0) + 1
+        self.orphans += bool(parent) and parent not in self.parents
+        self.orphans -= self._children.get(block, 0)
+
+    def _unlink(self, block: bytes) -> None:
+        parent = self.parents.pop(block)
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+        else:
+            del self._children[parent]
+        self.orphans -= bool(parent) and parent not in self.parents
+        self.orphans += self._children.get(block, 0)
+
+
+class Somewhere:
+    """A group that needs only some blocks: a window before the position, or a state at it."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window  # blocks before a position that must be present; 0: a state, at it
+        self._tiers: dict[str, set[bytes]] = {DEVICE: set()}
+
+    def __contains__(self, block: bytes) -> bool:
+        for held in self._tiers.values():  # noqa: SIM110 (a generator would double the cost)
+            if block in held:
+                return True
+        return False
+
+    def store(self, event: KVEvent) -> None:
+        self._tiers.setdefault(event.tier, set()).update(split(event.hashes))
+
+    def remove(self, hashes: bytes, tier: str) -> None:
+        if tier in self._tiers:
+            self._tiers[tier].difference_update(split(hashes))
+
+    def clear(self, tier: str) -> None:
+        self._tiers[tier] = set()
+
+    def last(self, chain: Chain, limit: int) -> int:
+        """The longest position, in blocks and at most `limit`, at which the group holds."""
+        if not self.window:
+            positions = chain.positions
+            found = (positions[b] for held in self._tiers.values() for b in positions.keys() & held)
+            return max((p for p in found if p <= limit), default=0)
+        position = block = limit
+        while block > max(0, position - self.window):
+            block -= 1
+            if chain.at(block) not in self:
+                position = block
+        return position
