@@ -18,7 +18,9 @@ from bien.core.speculation.speculator import HostSpeculator
 from bien.core.testing.hash_executor import HashExecutor, oracle
 
 
-def toy_groups(kinds: str = "full", block_tokens: int = 4, window: int = 6, every: int = 8) -> tuple[KVGroup, ...]:
+def toy_groups(
+    kinds: str = "full", block_tokens: int = 4, window: int = 6, every: int = 8
+) -> tuple[KVGroup, ...]:
     """Groups by name, e.g. "full+window+state+draft"."""
     made = {
         "full": KVGroup("full", GroupKind.FULL, (0,), block_tokens, bytes_per_token=8),

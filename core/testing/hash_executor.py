@@ -96,7 +96,7 @@ class HashExecutor:
             slot, start, count = int(plan.slots[i]), int(plan.starts[i]), int(plan.counts[i])
             n = int(plan.drafts[i])
             row = self._tokens[slot][start : start + count - n]
-            assert len(row) == count - n, f"slot {slot}: {len(row)} known tokens from {start}, plan says {count - n}"
+            assert len(row) == count - n, f"slot {slot}: {len(row)} known tokens, plan says {count - n}"
             if plan.device_drafts:
                 guess = self._proposed.get(slot, [])[:n]
             else:
@@ -128,12 +128,8 @@ class HashExecutor:
             self._proposed[slot] = self._draft(self._tokens[slot]) if wants and self._draft else []
             proposed.append(len(self._proposed[slot]))
         future: Future[StepResult] = Future()
-        as_array = np.asarray
-        future.set_result(
-            StepResult(
-                plan.step, as_array(accepted, np.int32), as_array(tokens, np.int32), as_array(proposed, np.int32)
-            )
-        )
+        arrays = [np.asarray(values, np.int32) for values in (accepted, tokens, proposed)]
+        future.set_result(StepResult(plan.step, *arrays))
         return future
 
     def close(self) -> None:

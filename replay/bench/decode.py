@@ -93,9 +93,9 @@ class Transformers:
         return [row[len(prompts[0]) :].tolist() for row in made]
 
 
-def timed(act: Callable[[], Any]) -> tuple[float, Any]:
+def timed(act: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     start = time.perf_counter()
-    value = act()
+    value = act(*arguments)
     return time.perf_counter() - start, value
 
 
@@ -114,19 +114,19 @@ def run(model: str, threads: int, rounds: int) -> dict[str, Any]:
     single, batched, serial, prefix, same = [], [], [], [], []
     for _ in range(rounds):
         prompt = [text(32)]
-        ours, (mine, _) = timed(lambda p=prompt: bien.generate(p, 128))
-        theirs, other = timed(lambda p=prompt: peer.generate(p, 128))
+        ours, (mine, _) = timed(bien.generate, prompt, 128)
+        theirs, other = timed(peer.generate, prompt, 128)
         single.append(theirs / ours)
         same.append(mine == other)
         prompts = [text(256) for _ in range(16)]
-        ours, _ = timed(lambda p=prompts: bien.generate(p, 64))
-        theirs, _ = timed(lambda p=prompts: peer.generate(p, 64))
-        one, _ = timed(lambda p=prompts: [peer.generate([q], 64) for q in p[:4]])
+        ours, _ = timed(bien.generate, prompts, 64)
+        theirs, _ = timed(peer.generate, prompts, 64)
+        one, _ = timed(lambda prompts: [peer.generate([p], 64) for p in prompts], prompts[:4])
         batched.append(theirs / ours)
         serial.append(one * 4 / ours)  # four of sixteen, times four
         shared = text(2000)
-        _, (first, ttft1) = timed(lambda s=shared: bien.generate([s], 4))
-        _, (_, ttft2) = timed(lambda s=shared, f=first: bien.generate([s + f[0] + text(20)], 4))
+        first, ttft1 = bien.generate([shared], 4)
+        _, ttft2 = bien.generate([shared + first[0] + text(20)], 4)
         prefix.append(ttft2 / ttft1)
     return {
         "threads": threads,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bien.core.errors import ContextLengthError, UserError
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.speculator import SpeculatorCaps
-from bien.core.testing.hash_executor import HashExecutor, oracle
 from bien.core.testing.harness import Harness, toy_groups
+from bien.core.testing.hash_executor import HashExecutor, oracle
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 
 KINDS = ["full", "full+window", "full+state", "full+window+state+draft"]
@@ -214,7 +214,7 @@ def test_blocks_come_back_from_a_lower_tier(kinds: str, fail: float) -> None:
         made.append(SlowStore(executor, fail=fail))
         return made[0]
 
-    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=20, store=store)  # type: ignore[arg-type]
+    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=20, store=store)
     prompts = [prompt_of(40, i) for i in range(4)]
     for turn in range(2):
         for i, prompt in enumerate(prompts):
@@ -305,7 +305,7 @@ class Scenario:
             speculator=Guesser(groups, 0.7) if extra == "host" else None,
             draft=(lambda c: guess(c, groups, 0.7, chance)) if extra == "device" else None,
             device_drafts=3 if extra == "device" else 0,
-            store=(lambda e: SlowStore(e, 2, 0.2)) if extra == "store" else None,  # type: ignore[arg-type,return-value]
+            store=(lambda e: SlowStore(e, 2, 0.2)) if extra == "store" else None,
         )
         self.sessions = [prompt_of(self.rng.randint(1, 12), i % 2) for i in range(4)]
         self.live: dict[str, tuple[int, list[int]]] = {}
@@ -334,7 +334,8 @@ class Scenario:
             s, prompt = self.live.pop(id)
             assert self.h.finish[id] == "length"
             self.h.expect(id, prompt)
-            self.sessions[s] = prompt + self.h.tokens[id] + prompt_of(self.rng.randint(1, 6), self.rng.randint(0, 99))
+            more = prompt_of(self.rng.randint(1, 6), self.rng.randint(0, 99))
+            self.sessions[s] = prompt + self.h.tokens[id] + more
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bien.core.build import BuiltWorker, build
@@ -29,7 +30,7 @@ from bien.replay.cache_account import CacheAccount
 from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
 from bien.replay.record import TurnRecord
-from bien.replay.target import TargetInfo, TurnRequest
+from bien.replay.target import Target, TargetInfo, TurnRequest
 from bien.replay.targets.gateway import GatewayTarget
 from bien.traces.materialize import Materializer
 from bien.traces.model import Session
@@ -109,12 +110,14 @@ async def run(deployed: Deployment, clock: Any, plans: Plans) -> list[TurnRecord
     composition = compose(deployed, PluginManager.load())
     pool = composition.pools[0]
     made: BuiltWorker = build(pool, id="w", generation="g", clock=clock, rng=random.Random(0))
-    client = InProcessClient(made.info, made.engine, Watched(made.executor, plans), clock, jump=False)  # type: ignore[arg-type]
+    client = InProcessClient(made.info, made.engine, Watched(made.executor, plans), clock, jump=False)
     ctx = Context(clock=clock, rng=random.Random(0))
-    parts = composition.gateway
-    gateway = Gateway([client], parts["router"].make(ctx), parts["kv_index"].make(ctx), clock, composition.spec)
+    router, index = (composition.gateway[kind].make(ctx) for kind in ("router", "kv_index"))
+    gateway = Gateway([client], router, index, clock, composition.spec)
     info = TargetInfo(max_context=gateway.max_context)
-    target = GatewayTarget(gateway, info) if clock.virtual else Materialised(gateway, info, made.info.vocab_size)
+    target: Target = GatewayTarget(gateway, info)
+    if not clock.virtual:
+        target = Materialised(gateway, info, made.info.vocab_size)
     options = ReplayOptions(concurrency=1)
     driver = Driver(target, clock, iter(sessions()), options, CacheAccount(made.info.block_tokens))
     await driver.run()
@@ -132,10 +135,7 @@ def test_live_and_simulated_runs_plan_alike(model: str, kv_tokens: int, tmp_path
     live_plans: Plans = []
     live = asyncio.run(run(deployed, WallClock(), live_plans))
     virtual = deployment(folder, kv_tokens)
-    pools = tuple(
-        PoolSpec(count=1, kv_tokens=p.kv_tokens, slots=p.slots, scheduler=p.scheduler, executor=Selection("simulated"))
-        for p in virtual.pool
-    )
+    pools = tuple(msgspec.structs.replace(p, executor=Selection("simulated")) for p in virtual.pool)
     simulated_plans: Plans = []
     simulated = VirtualClock.run(
         run(Deployment(virtual.model, virtual.gateway, pools), VirtualClock(), simulated_plans)
