@@ -128,8 +128,8 @@ class HashExecutor:
             self._proposed[slot] = self._draft(self._tokens[slot]) if wants and self._draft else []
             proposed.append(len(self._proposed[slot]))
         future: Future[StepResult] = Future()
-        arrays = [np.asarray(values, np.int32) for values in (accepted, tokens, proposed)]
-        future.set_result(StepResult(plan.step, *arrays))
+        counts, ids, guesses = (np.asarray(v, np.int32) for v in (accepted, tokens, proposed))
+        future.set_result(StepResult(plan.step, counts, ids, guesses))
         return future
 
     def close(self) -> None:
