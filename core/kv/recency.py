@@ -43,7 +43,7 @@ class Recency:
             if node.entry[lane] != key:
                 continue
             node.entry[lane] = None
-            if node.parent is None:
+            if node.dead:
                 continue
             if (node.rank[lane], node.used[lane]) != key:
                 self.offer(node)

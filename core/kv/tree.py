@@ -36,6 +36,7 @@ class Node:
     __slots__ = (
         "blocks",
         "children",
+        "dead",
         "entry",
         "hashes",
         "key",
@@ -49,7 +50,8 @@ class Node:
     def __init__(
         self, parent: Node | None, start: int, hashes: bytes, blocks: I32, used: list[int], rank: list[int]
     ) -> None:
-        self.parent = parent  # None: the root, or a node that left the tree
+        self.parent = parent  # None: the root
+        self.dead = False  # it left the tree; `parent` still leads to what is left above it
         self.start = start
         self.key = hashes[:HASH_BYTES]
         self.hashes = bytearray(hashes)
@@ -123,7 +125,8 @@ class PrefixTree:
         return path
 
     def locate(self, node: Node, depth: int) -> Node:
-        """The node that holds block depth - 1, given one that held it: splits leave the tail in place."""
+        """The node that holds block depth - 1, given one that held it: a split leaves the tail of a run in
+        its node, so that the way is up, even from a node that has been evicted since."""
         while node.start >= depth and node.parent is not None:
             node = node.parent
         return node
@@ -331,7 +334,7 @@ class PrefixTree:
         parent = node.parent
         if not size and parent is not None:
             del parent.children[node.key]
-            node.parent = None
+            node.dead = True
             if parent.parent is not None and not parent.children:
                 self.tails.offer(parent)
 
