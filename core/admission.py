@@ -50,13 +50,16 @@ class Admission:
         block_tokens: int,
         store: KVStore | None,
         snapshots: Snapshots,
+        lookahead: int,
     ) -> None:
+        """`lookahead`: positions beyond a plan that a device drafter writes when it can."""
         self._owner = owner
         self._cache = cache
         self._groups = groups
         self._block = block_tokens
         self._store = store
         self._snapshots = snapshots
+        self._lookahead = lookahead
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
         self._free = list(range(slots - 1, -1, -1))
         self._running = 0
@@ -92,16 +95,17 @@ class Admission:
 
     def reserve(self, s: Sequence, tokens: int) -> bool:
         need = s.planned + tokens
-        if need <= s.reserved:
+        if need + self._lookahead <= s.reserved:
             return True
         if s.kv is None or s.status is not Status.RUNNING:
             raise PluginFault(f"the scheduler reserved KV for {s.id!r}, which is {s.status.name}")
-        want = -(-need // self._block) * self._block
-        if not self._cache.reserve(s.kv, want):
-            return False
-        s.reserved = want
-        self._dirty[s] = None
-        return True
+        for more in (self._lookahead, 0):
+            want = -(-(need + more) // self._block) * self._block
+            if self._cache.reserve(s.kv, want):
+                s.reserved = max(s.reserved, want)
+                self._dirty[s] = None
+                return True
+        return False
 
     def preempt(self, s: Sequence) -> None:
         if s.status is not Status.RUNNING:

@@ -102,7 +102,14 @@ class Engine:
         self._windows = any(g.kind is GroupKind.WINDOW for g in groups)
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
         self._admission = Admission(
-            self, cache, groups, limits.slots, limits.block_tokens, store, self._snapshots
+            self,
+            cache,
+            groups,
+            limits.slots,
+            limits.block_tokens,
+            store,
+            self._snapshots,
+            limits.device_drafts,
         )
 
     # -- requests
