@@ -1,4 +1,4 @@
-"""`Display`: what a replay shows while it starts and runs: a live panel, or plain lines without a terminal."""
+"""`Display`: what a replay shows while it starts and runs: a live panel, else plain lines."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _throughput(driver: Driver, good: list[TurnRecord]) -> ThroughputReport:
     begin, end = driver.steady
     steady = None
     if begin >= 0 and end > begin:
-        steady = Throughput.of((r for r in good if begin <= r.ended <= end), end - begin)
+        steady = Throughput.of((r for r in good if begin < r.ended <= end), end - begin)
     return ThroughputReport(
         whole.logical,
         whole.computed,

@@ -12,22 +12,14 @@ from bien.replay.result import Result
 def print_summary(result: Result, console: Console | None = None) -> None:
     """Everything a reader looks at first; the rest is in result.json."""
     console = console or Console()
-    console.print(summary_table(result))
+    console.print(_facts_grid(result))
+    console.print(_distributions(result))
     for reason in result.validity.reasons:
         console.print(f"not valid: {reason}", style="yellow", highlight=False, soft_wrap=True)
-    fidelity = result.fidelity
-    console.print(
-        f"fidelity: {fidelity.turns:.1%} of turns, {fidelity.tokens:.1%} of tokens, "
-        f"{fidelity.reuse:.1%} of reuse" + "".join(f"; {note}" for note in fidelity.notes),
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
-def summary_table(result: Result) -> Table:
-    table = Table(
-        box=None, show_header=True, title=f"{result.kind}: {result.card.model}", title_justify="left"
-    )
+def _distributions(result: Result) -> Table:
+    table = Table(box=None, padding=(0, 2))
     table.add_column("", style="bold")
     for name in ("mean", "p50", "p90", "p95", "p99"):
         table.add_column(name, justify="right")
@@ -39,10 +31,16 @@ def summary_table(result: Result) -> Table:
         ("job s", result.jobs.seconds, 1),
     ):
         table.add_row(name, *_row(values, digits))
-    table.add_section()
-    for name, text in _facts(result):
-        table.add_row(name, text)
     return table
+
+
+def _facts_grid(result: Result) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    for name, text in _facts(result):
+        grid.add_row(f"  {name}", text)
+    return grid
 
 
 def _row(values: Distribution, digits: int) -> list[str]:
@@ -52,8 +50,9 @@ def _row(values: Distribution, digits: int) -> list[str]:
 def _facts(result: Result) -> list[tuple[str, str]]:
     sessions, turns, tokens, cache = result.sessions, result.turns, result.tokens, result.cache
     through, jobs, router = result.throughput, result.jobs, result.router
-    loss = cache.loss
+    loss, fidelity = cache.loss, result.fidelity
     facts = [
+        ("run", f"{result.kind}, {result.card.model}, {_number(through.seconds, 1)} s"),
         (
             "sessions",
             f"{sessions.completed}/{sessions.count}"
@@ -74,7 +73,11 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     facts += [
         ("jobs", f"{jobs.count}, {_number(jobs.per_hour, 1)} an hour"),
         ("router", f"parity {_number(router.parity, 3)}, imbalance {_number(router.imbalance, 2)}"),
-        ("seconds", _number(through.seconds, 1)),
+        (
+            "fidelity",
+            f"{fidelity.turns:.1%} of turns, {fidelity.tokens:.1%} of tokens, {fidelity.reuse:.1%} of reuse"
+            + "".join(f"; {note}" for note in fidelity.notes),
+        ),
     ]
     return facts
 
