@@ -1,0 +1,100 @@
+"""A real deployment of one tiny model: gateway process, worker process, replay through both."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bien.core.clock import WallClock
+from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
+from bien.core.errors import DeploymentError, ModelError, ResourceError
+from bien.core.testing.toy import write_toy
+from bien.replay.display import Display
+from bien.replay.live import Plan, replay
+from bien.replay.options import ReplayOptions
+from bien.replay.result import read_result
+from bien.replay.stack_process import StackProcess
+from bien.traces.model import TraceMeta
+from bien.traces.native import write_native
+from tests.replay.fakes import session
+
+
+def deployment(model: Path | str, *, port: int = 0, **pool: object) -> Deployment:
+    return Deployment(
+        ModelSpec(str(model), block_tokens=16),
+        GatewaySpec(port=port),
+        (PoolSpec(kv_tokens=4096, slots=4, threads=1, **pool),),  # type: ignore[arg-type]
+    )
+
+
+def children() -> set[int]:
+    return {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+def test_a_replay_through_real_processes(tmp_path: Path) -> None:
+    before = children()
+    write_toy(tmp_path / "toy")
+    trace = tmp_path / "t.bien.jsonl"
+    sessions = [session(f"s{i}", (0, 100, 8), (0.01, 30, 5)) for i in range(2)]
+    write_native(trace, TraceMeta("native", 16), sessions)
+    plan = Plan((trace,), ReplayOptions(concurrency=2), tmp_path / "r.json", deployment(tmp_path / "toy"))
+    with Display(WallClock()) as display:
+        result, interrupted = asyncio.run(replay(plan, display))
+    assert not interrupted and result.turns.count == 4 and result.turns.errors == 0
+    assert result.tokens.output == 26 and result.card.length_mismatch == 0
+    # 107 tokens of the first turns have KV afterwards: 6 blocks.
+    assert result.tokens.cached_input == 2 * 96
+    assert result.router.parity == 1.0
+    assert result.cache.loss is not None and result.cache.loss.unknown == 0
+    assert result.router.imbalance == 1.0
+    assert read_result(tmp_path / "r.json").tokens == result.tokens
+    assert children() == before
+
+
+def start(of: Deployment) -> None:
+    async def main() -> None:
+        stack = await StackProcess.start(of)
+        await stack.stop()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(ModelError, match="no folder and no built-in name"):
+        start(deployment("smollm3"))
+    with pytest.raises(DeploymentError, match=r"pool\[0\].scheduler.token_bugdet.*token_budget"):
+        start(deployment(tmp_path, scheduler=Selection("fcfs", {"token_bugdet": 3})))
+    assert children() == before
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    before = children()
+    write_toy(tmp_path / "toy")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ResourceError, match=f"port {port} on 127.0.0.1 is in use"):
+            start(deployment(tmp_path / "toy", port=port))
+    assert children() == before
+
+
+def test_cancelling_the_start_leaves_nothing(tmp_path: Path) -> None:
+    before = children()
+    write_toy(tmp_path / "toy")
+
+    async def main() -> None:
+        seen = asyncio.Event()
+        task = asyncio.create_task(StackProcess.start(deployment(tmp_path / "toy"), lambda *step: seen.set()))
+        await seen.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert children() == before
