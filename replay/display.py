@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -79,7 +79,10 @@ class Display:
 
     def _running(self, driver: Driver, totals: Totals) -> RenderableType:
         bar = ProgressBar(total=totals.turns or None, completed=driver.tally.turns, width=60)
-        return Group(bar, Text(_line(driver, totals)))
+        grid = Table.grid()
+        grid.add_row(bar)
+        grid.add_row(Text(_line(driver, totals)))
+        return grid
 
 
 def _line(driver: Driver, totals: Totals) -> str:

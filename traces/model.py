@@ -56,7 +56,8 @@ class Stream(msgspec.Struct, gc=False):
 
 
 class Session(msgspec.Struct, gc=False):
-    """A session tree. `scope` keys the materialised tokens: equal scope and id, equal token."""
+    """A session tree. `scope` keys the materialised tokens: equal scope and id, equal token. A scope that
+    equals the session's id is its own: no other session shares it."""
 
     id: str
     streams: list[Stream]
