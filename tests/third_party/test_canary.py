@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from bien.core.testing.toy import write_tokenizer, write_toy
 
 PACKAGE = Path(__file__).parent / "bien-canary"
 
@@ -124,3 +129,36 @@ def test_it_serves_a_simulated_run(bien: Run, tmp_path: Path):
     assert result["turns"]["errors"] == 0
     assert result["deployment"]["gateway"]["router"]["use"] == "canary-pinned"
     assert result["deployment"]["pool"][0]["scheduler"]["use"] == "canary-shortest"
+
+
+def test_it_serves_requests(site: Path, tmp_path: Path):
+    """Real worker processes with a toy model: each loads the canary by name and version."""
+    write_toy(tmp_path / "toy")
+    write_tokenizer(tmp_path / "toy")
+    pool = 'count = 2\nthreads = 1\nkv_tokens = 1024\nscheduler = "canary-shortest"\n'
+    text = f'[model]\nname = "toy"\n[gateway]\nport = 0\nrouter = "canary-pinned"\n[[pool]]\n{pool}'
+    (tmp_path / "d.toml").write_text(text)
+    env = {k: v for k, v in os.environ.items() if k != "BIEN_PLUGINS"} | {"PYTHONPATH": str(site)}
+    command = [sys.executable, "-m", "bien.replay.cli", "serve", "d.toml"]
+    server = subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert server.stdout is not None
+        line = next((line for line in server.stdout if line.startswith("serving ")), "")
+        found = re.search(r"at (http\S+) with 2 workers", line)
+        assert found, server.communicate()
+        body = {"model": "toy", "prompt": [5, 6, 7, 8], "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        for _ in range(3):
+            request = urllib.request.Request(
+                f"{found[1]}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                usage = json.load(answer)["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4, 6)
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=30)
+        assert server.returncode == 0, errors
+    finally:
+        server.kill()
+        server.wait()
