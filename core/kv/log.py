@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import numpy as np
 
 from bien.core.kv.events import KVEvent
 from bien.core.kv.hashing import HASH_BYTES
@@ -18,17 +18,16 @@ class ChangeLog:
         self._pools = pools
         self._events: list[KVEvent] = []
         # (group, hashes, blocks, births): births tell whether a block still holds what it held.
-        self._committed: deque[tuple[int, bytes, I32, I32]] = deque()
+        self._committed: list[tuple[int, bytes, I32, I32]] = []
         self._pending = 0
-        # More can never be alive at a time, so an engine without a store, which never asks, leaks nothing.
-        self._limit = sum(pool.size for pool in pools)
+        self._limit = 2 * sum(pool.size for pool in pools)
 
     def stored(self, group: int, parent: bytes, hashes: bytes, blocks: I32) -> None:
         self._events.append(KVEvent("stored", group, parent, hashes))
         self._committed.append((group, hashes, blocks, self._pools[group].births[blocks]))
         self._pending += len(blocks)
-        while self._pending > self._limit:
-            self._pending -= len(self._committed.popleft()[2])
+        if self._pending > self._limit:  # an engine without a store never asks, and must not leak
+            self._forget_evicted()
 
     def removed(self, group: int, hashes: bytes) -> None:
         self._events.append(KVEvent("removed", group, b"", hashes))
@@ -39,16 +38,21 @@ class ChangeLog:
 
     def take_committed(self) -> list[tuple[int, bytes, list[int]]]:
         """Runs whose blocks still hold what they were stored as; what was evicted since is left out."""
-        out: list[tuple[int, bytes, list[int]]] = []
-        for group, hashes, blocks, births in self._committed:
-            pool = self._pools[group]
-            alive = pool.cached[blocks] & (pool.births[blocks] == births)
-            if not alive.all():
-                keep = alive.nonzero()[0].tolist()
-                hashes = b"".join(hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in keep)
-                blocks = blocks[alive]
-            if len(blocks):
-                out.append((group, hashes, blocks.tolist()))
-        self._committed.clear()
+        self._forget_evicted()
+        out = [(group, hashes, blocks.tolist()) for group, hashes, blocks, _ in self._committed]
+        self._committed = []
         self._pending = 0
         return out
+
+    def _forget_evicted(self) -> None:
+        runs, self._committed = self._committed, []
+        self._pending = 0
+        for group, hashes, blocks, births in runs:
+            pool = self._pools[group]
+            alive = np.flatnonzero(pool.cached[blocks] & (pool.births[blocks] == births))
+            if len(alive) < len(blocks):
+                names = (hashes[i * HASH_BYTES : (i + 1) * HASH_BYTES] for i in alive.tolist())
+                hashes, blocks, births = b"".join(names), blocks[alive], births[alive]
+            if len(blocks):
+                self._committed.append((group, hashes, blocks, births))
+                self._pending += len(blocks)

@@ -6,42 +6,27 @@ events alone. Whatever a match promises must be in memory, and the events must t
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from bien.core.kv.cache import KVCache
-from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.kv.groups import GroupKind
+from tests.core.kv.chains import BT, DRAFT, FULL, STATE, WINDOW, chain, split
 
-BT = 4
-FULL = KVGroup("full", GroupKind.FULL, (0,), BT, bytes_per_token=8)
-DRAFT = KVGroup("draft", GroupKind.DRAFT, (9,), BT, bytes_per_token=8)
-WINDOW = KVGroup("window", GroupKind.WINDOW, (1,), BT, bytes_per_token=8, window=6)
-STATE = KVGroup("state", GroupKind.STATE, (2,), BT, constant_bytes=64)
 SLOTS = 4
 EXAMPLES = int(os.environ.get("BIEN_TEST_EXAMPLES", "15"))
 PHASES = [p for p in Phase if p is not Phase.explain]
-
-
-def digest(parent: bytes, word: int) -> bytes:
-    return hashlib.blake2b(parent + bytes([word]), digest_size=16).digest()
-
-
-def chain(words: list[int]) -> bytes:
-    out, parent = [], b""
-    for word in words:
-        parent = digest(parent, word)
-        out.append(parent)
-    return b"".join(out)
-
-
-def split(hashes: bytes) -> list[bytes]:
-    return [hashes[i : i + 16] for i in range(0, len(hashes), 16)]
 
 
 class Live:
