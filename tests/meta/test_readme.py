@@ -6,8 +6,10 @@ import importlib
 import re
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
 from bien.core.compose import compose
 from bien.core.deployment import parse_deployment
@@ -15,6 +17,7 @@ from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 from bien.core.worker.messages import WorkerInfo, WorkerStats
 from bien.gateway.routing import RouteRequest, Target
+from bien.replay.cli import make_app
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +87,18 @@ def test_linked_files_exist(readme, root):
 def test_named_paths_exist(readme, root):
     for path in re.findall(r"`((?:core|gateway|traces|replay|plugins|tests)/[\w./-]*)`", readme):
         assert (root / path).exists(), path
+
+
+def test_commands_and_options_exist(readme):
+    """Every `bien …` line of a shell block names a command with these options."""
+    root: Any = typer.main.get_command(make_app())
+    lines = [line for b in blocks(readme, "sh") for line in re.findall(r"\bbien (.+?)(?:  |$)", b, re.M)]
+    assert len(lines) >= 5
+    for line in lines:
+        words = line.split()
+        command = root
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        known = {option for p in command.params for option in p.opts}
+        assert {w for w in words if w.startswith("--")} <= known, line
