@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from bien.core.clock import Clock
@@ -21,7 +22,7 @@ from bien.core.plan import StepResult
 from bien.core.request import GenerateRequest
 from bien.core.worker.client import WorkerListener
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
-from bien.core.worker.messages import Snapshot, StepFrame, WorkerInfo
+from bien.core.worker.messages import Snapshot, StepFrame, WorkerInfo, WorkerStats
 
 log = logging.getLogger("bien.worker")
 EPSILON = 1e-9  # seconds; below the resolution of a virtual clock
@@ -45,6 +46,7 @@ class InProcessClient:
         self._alive = True
         self._requests = RequestMap()
         self._frames = FrameMaker(info.id, info.generation)
+        self._stats = WorkerStats()  # as last sent
         self._flight: _Flight | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -63,7 +65,11 @@ class InProcessClient:
         self._post(lambda: self._accept(rid, request))
 
     def abort(self, rid: int) -> None:
-        self._post(lambda: self._drop(rid))
+        if not self._alive:
+            return
+        self.catch_up()  # what it gained until now was gained before
+        id = self._requests.remove(0, rid)  # the step under way has no output for it any more
+        self._post(lambda: self._drop(rid) if id is None else self.engine.abort(id))
 
     async def snapshot(self) -> Snapshot:
         self.catch_up()
@@ -184,9 +190,11 @@ class InProcessClient:
             self.engine.abort(id)
 
     def _emit(self, report: StepReport, times: tuple[float, float] | None = None) -> None:
-        if not report:
+        stats = self.engine.stats()
+        if not report and stats == self._stats:
             return
-        frame = self._frames.frames(report, self.engine.stats(), (0,), self._requests, self._clock.time())[0]
+        self._stats = copy(stats)  # the engine goes on counting in its own
+        frame = self._frames.frames(report, self._stats, (0,), self._requests, self._clock.time())[0]
         if times is not None:
             for output in frame.outputs:
                 output.times = times

@@ -90,7 +90,7 @@ def test_every_part_finds_its_place(
 ) -> None:
     """Greedy text does not depend on drafters and stores."""
     prompt = [5, 6, 7, 8] * 10
-    other = build(composed(manager, toy, **spec), id="w1", generation="g")
+    other = build(composed(manager, toy, **spec), id="w1", generation="g")  # type: ignore[arg-type]
     try:
         assert generate(other, prompt, 20) == generate(built, prompt, 20)
         stats = other.engine.stats()
