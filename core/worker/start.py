@@ -19,6 +19,7 @@ from bien.core.errors import BienError, UserError
 from bien.core.worker.messages import WorkerInfo
 
 BUILDER = "bien.core.build:build_worker"
+MAX_MESSAGE = 8000  # characters of an error; a line must fit into the parent's stream buffer
 
 
 class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +96,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
     @classmethod
     def of(cls, error: BienError) -> Failed:
-        return cls(error.code, str(error), getattr(error, "field", None))
+        return cls(error.code, str(error)[:MAX_MESSAGE], getattr(error, "field", None))
 
     def revive(self) -> BienError:
         """The error as it was. A class that only the child knows comes back as its nearest known base."""
