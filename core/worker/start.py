@@ -39,8 +39,10 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     builder: str = BUILDER  # "module:function" that takes this and returns a BuiltWorker
 
 
-def assign(composition: Composition) -> list[WorkerStart]:
+def assign(composition: Composition, model: ModelSpec | None = None) -> list[WorkerStart]:
     """One start message per worker of every pool ("main-0", "main-1", ...), with one token for all.
+
+    `model` stands in for the composition's, e.g. with the folder that its name was resolved to.
 
     Threads that a pool leaves open: the cores of this machine, shared evenly by all workers, at least one.
     """
@@ -50,7 +52,7 @@ def assign(composition: Composition) -> list[WorkerStart]:
     return [
         WorkerStart(
             id=f"{pool.name}-{i}",
-            model=composition.model,
+            model=model or composition.model,
             pool=pool,
             plugins=composition.refs(pool.name),
             threads=pool.threads or share,

@@ -149,6 +149,7 @@ def test_assignment(manager: PluginManager, toy: str) -> None:
     one, two = starts(manager, toy, 2)
     assert (one.id, two.id) == ("main-0", "main-1")
     assert one.token == two.token != ""
+    assert one.model.name == toy
     assert one.threads == max(1, cores() // 2)
     assert {ref.entry_point for ref in one.plugins} >= {"executors.torch", "schedulers.fcfs"}
     [alone] = starts(manager, toy, 1, threads=7)
