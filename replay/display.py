@@ -33,6 +33,7 @@ class Display:
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
         self._steps: dict[str, tuple[str, int, int]] = {}
+        self._following = False
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -50,7 +51,7 @@ class Display:
         """`who` does `what` now."""
         before = self._steps.get(who)
         self._steps[who] = (what, done, total)
-        if self._live:
+        if self._live and not self._following:
             self._live.update(self._starting(), refresh=True)
         elif before is None or before[0] != what:
             self.note(f"{who}: {what}")
@@ -61,6 +62,7 @@ class Display:
 
     async def follow(self, driver: Driver, totals: Totals) -> None:
         """Show the run until cancelled."""
+        self._following = True
         every = REFRESH if self._live else PLAIN
         while True:
             await self._clock.sleep(every)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bien.core.architectures.registry import read_architecture
 from bien.core.clock import WallClock
 from bien.core.deployment import Deployment
 from bien.core.errors import BienError
@@ -20,7 +21,7 @@ from bien.replay.display import Display
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, write_result
+from bien.replay.result import Result, check_folder, write_result
 from bien.replay.stack_process import StackProcess
 from bien.replay.targets.http import HttpTarget
 from bien.replay.traces import Survey, open_paths
@@ -49,6 +50,9 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     # Bad traces and options are refused before anything is started.
     survey = Survey(open_paths(plan.traces, manager), plan.options)
     survey.check()
+    check_folder(plan.json)
+    if plan.deployment is not None:
+        survey.totals(_window(plan.deployment))
     clock = WallClock()
     async with _target(plan, clock, display) as (target, stack, block_tokens):
         totals = survey.totals(target.info.max_context)
@@ -128,6 +132,11 @@ async def _target(
             await target.close()
     finally:
         await stack.stop()
+
+
+def _window(deployment: Deployment) -> int:
+    model = deployment.model
+    return read_architecture(model.name, model.block_tokens, model.dtype, model.max_context).max_context
 
 
 async def _busy(target: HttpTarget) -> dict[str, float]:

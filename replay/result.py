@@ -183,6 +183,12 @@ def write_result(path: Path, result: Result) -> None:
         raise ResourceError(f"cannot write result {path}: {error.strerror or error}") from None
 
 
+def check_folder(path: Path) -> None:
+    """ResourceError now, not after a long run, when `path` cannot be written."""
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
+        raise ResourceError(f"cannot write result {path}; valid: a file in a folder that can be written")
+
+
 def read_result(path: Path) -> Result:
     """UserError naming the file when it is no result of this schema."""
     try:

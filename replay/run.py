@@ -25,7 +25,7 @@ def run_live(plan: Plan) -> int:
             except (KeyboardInterrupt, asyncio.CancelledError):
                 return INTERRUPTED  # while it started: nothing was measured
     print_summary(result)
-    if result.turns.count:
+    if result.turns.count or result.turns.unfinished:
         Console(stderr=True).print(f"written to {plan.json}", highlight=False, soft_wrap=True)
     if interrupted:
         return INTERRUPTED

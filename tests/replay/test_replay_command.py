@@ -130,11 +130,14 @@ def test_a_server_that_refuses_everything_fails_the_run(
         (["t.bien.jsonl", "--token-scale", "1/3"], "token scale 0.333333 is no 1/2.k; valid: 1, 1/2"),
         (["t.bien.jsonl", "--concurrency", "0"], "--concurrency is 0; valid: 1 or more"),
         (["t.bien.jsonl", "--url", "http://127.0.0.1:1"], "no server at http://127.0.0.1:1"),
+        (["t.bien.jsonl", "--json", "none/r.json"], "cannot write result none/r.json"),
+        (["long.jsonl"], "the one session is longer than the window of 8192 .*--token-scale 1/2 "),
         (["t.bien.jsonl", "--deployment", "laptob"], "no built-in deployment 'laptob'; .*'laptop'"),
     ],
 )
 def test_bad_input_is_one_paragraph(arguments: list[str], message: str, trace: Path, tmp_path: Path) -> None:
     (tmp_path / "half.jsonl").write_bytes(trace.read_bytes()[:-20])
+    write_native(tmp_path / "long.jsonl", TraceMeta("native", 16), [session("a", (0, 9000, 1))])
     done = bien(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -11,12 +12,12 @@ import pytest
 
 from bien.core.clock import WallClock
 from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
-from bien.core.errors import DeploymentError, ModelError, ResourceError
+from bien.core.errors import BienError, DeploymentError, ModelError, ResourceError
 from bien.core.testing.toy import write_toy
 from bien.replay.display import Display
 from bien.replay.live import Plan, replay
 from bien.replay.options import ReplayOptions
-from bien.replay.result import read_result
+from bien.replay.result import Result, read_result
 from bien.replay.stack_process import StackProcess
 from bien.traces.model import TraceMeta
 from bien.traces.native import write_native
@@ -98,3 +99,43 @@ def test_cancelling_the_start_leaves_nothing(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert children() == before
+
+
+def joined(worker: psutil.Process) -> bool:
+    """Whether a gateway is connected to it."""
+    return any(c.status == psutil.CONN_ESTABLISHED for c in worker.net_connections())
+
+
+def replay_while(tmp_path: Path, strike: Callable[[psutil.Process], None]) -> Result:
+    """Replay against a toy; `strike` gets the gateway's process when it has its worker."""
+    write_toy(tmp_path / "toy")
+    trace = tmp_path / "t.bien.jsonl"
+    write_native(trace, TraceMeta("native", 16), [session("a", (0, 100, 8), (1.0, 30, 5), (3.0, 9, 1))])
+    plan = Plan((trace,), ReplayOptions(), tmp_path / "r.json", deployment(tmp_path / "toy"))
+    before = children()
+
+    async def main() -> Result:
+        with Display(WallClock()) as display:
+            task = asyncio.create_task(replay(plan, display))
+            gateways: list[psutil.Process] = []
+            while not gateways and not task.done():
+                await asyncio.sleep(0.05)
+                started = [p for p in psutil.Process().children() if p.pid not in before]
+                gateways = [p for p in started if any(map(joined, p.children()))]
+            strike(gateways[0])
+            return (await task)[0]
+
+    try:
+        return asyncio.run(main())
+    finally:
+        assert children() == before
+
+
+def test_a_gateway_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(BienError, match="the gateway process ended with -9"):
+        replay_while(tmp_path, lambda gateway: gateway.kill())
+
+
+def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
+    result = replay_while(tmp_path, lambda gateway: gateway.children()[0].kill())
+    assert result.turns.count == 3 and result.turns.errors == 0
