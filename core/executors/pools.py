@@ -28,6 +28,7 @@ class Pool:
     data: Tensor
     layers: list[Tensor] = field(default_factory=list)  # data[i], taken apart once
     flat: list[Tensor] = field(default_factory=list)  # the same as [(blocks+1) * block_tokens, width]
+    views: dict[Any, Any] = field(default_factory=dict)  # kernels keep views of the layers here
 
     @classmethod
     def allocate(cls, group: KVGroup, blocks: int, device: torch.device) -> Pool:

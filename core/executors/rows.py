@@ -127,7 +127,7 @@ class Rows:
         [N, heads * d]. The group's width says how many KV heads there are: width / (2 d)."""
         group, index = self.layers[layer]
         rows = self.group(group)
-        return self.kernels.paged_attention(query, rows.pool.layers[index], rows, scale)
+        return self.kernels.paged_attention(query, rows, index, scale)
 
     def load_states(self, layer: int) -> Tensor:
         """[S, width]: a copy of every sequence's recurrent state before this step (zero at position 0)."""

@@ -23,109 +23,143 @@ SCRATCH_BYTES = 2 << 20  # per gathered bucket: about one core's second-level ca
 SLACK = 1.25  # a bucket's longest row may have so many times the blocks of its shortest
 
 
+class Scratch:
+    """One buffer for gathered blocks, used again by every segment and layer."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0)
+
+    def take(self, like: Tensor, blocks: int) -> Tensor:
+        """[blocks, *like.shape[1:]] of undefined content."""
+        need = blocks * like[0].numel()
+        if self._buffer.numel() < need or self._buffer.dtype != like.dtype or self._buffer.device != like.device:
+            self._buffer = torch.empty(need, dtype=like.dtype, device=like.device)
+        return self._buffer[:need].view(blocks, *like.shape[1:])
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Blocks that are copied into the scratch buffer, and how they look there."""
+
+    blocks: Tensor  # [R * blocks] int64
+    into: Tensor  # [R * blocks, block_tokens, width]
+    key: Tensor  # [R, kv_heads, L, d], a view of `into`
+    value: Tensor
+
+
 @dataclass(slots=True)
 class Segment:
     """Rows computed by one dense product: R sequences of C tokens over L pool entries."""
 
-    query: slice | Tensor  # which flat tokens
+    query: slice | Tensor | None  # which flat tokens; None: all
     sequences: int  # R
     count: int  # C
-    entries: slice  # of the pool's flat entries (R = 1), when read in place
-    blocks: Tensor | None  # [R * blocks] to gather, when not
-    mask: Tensor | None  # additive, [C, L] or [R, 1, C * heads per KV head, L]
+    entries: tuple[int, int] | Gathered  # (first, L) of the pool's flat entries, when read in place (R = 1)
+    mask: Tensor | None  # additive, [C, L] of a chunk, [R, 1, 1, L], or [R, 1, C * query heads per KV head, L]
     causal: bool  # a chunk from position 0: the top-left causal mask of the product itself
 
 
-def plan_attention(rows: GroupRows, share: int, dtype: torch.dtype) -> list[Segment]:
+def plan_attention(
+    rows: GroupRows, kv_heads: int, share: int, dtype: torch.dtype, scratch: Scratch
+) -> list[Segment]:
     """Segments of a step; `share` = query heads per KV head."""
-    size = rows.block_tokens
-    ends = rows.starts + rows.counts
-    first = np.maximum(rows.starts - rows.window + 1, 0) // size if rows.window else np.zeros_like(ends)
-    blocks = -(-ends // size) - first
-    alone: list[int] = []
-    gathered: list[int] = []
-    for i, (count, n) in enumerate(zip(rows.counts.tolist(), blocks.tolist(), strict=True)):
-        single = count >= CHUNK_TOKENS or n * size >= VIEW_TOKENS or len(blocks) == 1
-        (alone if single else gathered).append(i)
-    segments = []
-    for i in alone:
-        used = rows.table[i, first[i] : first[i] + blocks[i]]
-        segments.append(_single(rows, i, used, int(first[i]) * size, share, dtype))
-    segments += [_bucket(rows, b, first, blocks, share, dtype) for b in _buckets(rows, gathered, blocks, dtype)]
-    return segments
+    return _Planner(rows, kv_heads, share, dtype, scratch).plan()
 
 
-def _single(
-    rows: GroupRows, i: int, used: NDArray[np.int32], begin: int, share: int, dtype: torch.dtype
-) -> Segment:
-    size, start, count = rows.block_tokens, int(rows.starts[i]), int(rows.counts[i])
-    length = start + count - begin
-    query = slice(int(rows.offsets[i]), int(rows.offsets[i + 1]))
-    at = int(used[0]) * size
-    if len(used) == 1 or bool((np.diff(used) == 1).all()):
-        entries, blocks = slice(at, at + length), None
-    else:
-        entries, blocks = slice(0, length), torch.from_numpy(used.astype(np.int64)).to(rows.device)
-    causal = start == 0 and count > 1 and (not rows.window or count <= rows.window)
-    mask = None
-    # One token sees every entry from its window's first block on, but those before the window.
-    if not causal and (count > 1 or (rows.window and start - rows.window >= begin)):
-        position = torch.arange(start, start + count, device=rows.device)
-        mask = _mask(position[:, None], torch.arange(begin, begin + length, device=rows.device), rows.window, dtype)
-        if count < CHUNK_TOKENS:
-            mask = mask.repeat_interleave(share, 0)
-    return Segment(query, 1, count, entries, blocks, mask, causal)
+class _Planner:
+    def __init__(
+        self, rows: GroupRows, kv_heads: int, share: int, dtype: torch.dtype, scratch: Scratch
+    ) -> None:
+        self.rows, self.kv_heads, self.share, self.dtype, self.scratch = rows, kv_heads, share, dtype, scratch
+        self.size = rows.block_tokens
+        first = np.maximum(rows.starts - rows.window + 1, 0) // self.size if rows.window else 0
+        self.first = np.zeros_like(rows.starts) + first  # block that a row's window begins in
+        self.blocks = -(-(rows.starts + rows.counts) // self.size) - self.first
 
+    def plan(self) -> list[Segment]:
+        alone: list[int] = []
+        gathered: list[int] = []
+        counts = self.rows.counts.tolist()
+        for i, (count, n) in enumerate(zip(counts, self.blocks.tolist(), strict=True)):
+            single = count >= CHUNK_TOKENS or n * self.size >= VIEW_TOKENS or len(counts) == 1
+            (alone if single else gathered).append(i)
+        segments = [self.single(i) for i in alone]
+        segments += [self.bucket(b) for b in self.buckets(gathered)]
+        if len(segments) == 1 and type(segments[0].query) is slice:
+            segments[0].query = None
+        return segments
 
-def _buckets(
-    rows: GroupRows, members: list[int], blocks: NDArray[np.int32], dtype: torch.dtype
-) -> list[list[int]]:
-    # Same token count, like block counts, and no more than the scratch buffer takes.
-    width = rows.pool.layers[0].shape[-1] * rows.block_tokens * dtype.itemsize
-    order = sorted(members, key=lambda i: (rows.counts[i], blocks[i], i))
-    buckets: list[list[int]] = []
-    for i in order:
-        last = buckets[-1] if buckets else []
-        if (
-            last
-            and rows.counts[last[0]] == rows.counts[i]
-            and blocks[i] <= SLACK * blocks[last[0]] + 1
-            and (len(last) + 1) * int(blocks[i]) * width <= SCRATCH_BYTES
-        ):
-            last.append(i)
+    def single(self, i: int) -> Segment:
+        rows = self.rows
+        first, start, count = int(self.first[i]), int(rows.starts[i]), int(rows.counts[i])
+        used = rows.table[i, first : first + int(self.blocks[i])]
+        begin = first * self.size
+        length = start + count - begin
+        entries: tuple[int, int] | Gathered = (int(used[0]) * self.size, length)
+        if len(used) > 1 and not bool((used[1:] - used[:-1] == 1).all()):
+            entries = self.gather(used[None], length)
+        causal = count >= CHUNK_TOKENS and start == 0 and not 0 < rows.window < count
+        mask = None
+        # One token sees every entry from its window's first block on, but those before the window.
+        if not causal and (count > 1 or (rows.window and start - rows.window >= begin)):
+            position = torch.arange(start, start + count, device=rows.device)[:, None]
+            key = torch.arange(begin, begin + length, device=rows.device)
+            mask = _mask(position, key, rows.window, self.dtype)
+            if count < CHUNK_TOKENS:
+                mask = mask.repeat_interleave(self.share, 0)
+        query = slice(int(rows.offsets[i]), int(rows.offsets[i + 1]))
+        return Segment(query, 1, count, entries, mask, causal)
+
+    def gather(self, blocks: NDArray[np.int32], length: int) -> Gathered:
+        # blocks: [R, most], each row's in order.
+        pool = self.rows.pool.layers[0]
+        index = torch.from_numpy(blocks.astype(np.int64).reshape(-1)).to(self.rows.device)
+        into = self.scratch.take(pool, len(index))
+        entries = into.view(len(blocks), -1, 2, self.kv_heads, pool.shape[-1] // (2 * self.kv_heads))
+        key, value = entries[:, :length].permute(2, 0, 3, 1, 4).unbind(0)
+        return Gathered(index, into, key, value)
+
+    def buckets(self, members: list[int]) -> list[list[int]]:
+        # Same token count, like block counts, and no more than the scratch buffer takes.
+        counts, blocks = self.rows.counts.tolist(), self.blocks.tolist()
+        block_bytes = self.rows.pool.layers[0][0].nbytes
+        buckets: list[list[int]] = []
+        for i in sorted(members, key=lambda i: (counts[i], blocks[i], i)):
+            last = buckets[-1] if buckets else []
+            if (
+                last
+                and counts[last[0]] == counts[i]
+                and blocks[i] <= SLACK * blocks[last[0]] + 1
+                and (len(last) + 1) * blocks[i] * block_bytes <= SCRATCH_BYTES
+            ):
+                last.append(i)
+            else:
+                buckets.append([i])
+        return [sorted(b) for b in buckets]
+
+    def bucket(self, members: list[int]) -> Segment:
+        rows, device = self.rows, self.rows.device
+        index = np.asarray(members)
+        count, most = int(rows.counts[members[0]]), int(self.blocks[index].max())
+        # Columns past a row's own blocks read whatever block comes there: the mask hides them.
+        column = np.minimum(self.first[index][:, None] + np.arange(most), rows.table.shape[1] - 1)
+        gathered = self.gather(rows.table[index[:, None], column], most * self.size)
+        query: slice | Tensor
+        if members[-1] - members[0] + 1 == len(members):
+            query = slice(int(rows.offsets[members[0]]), int(rows.offsets[members[-1] + 1]))
         else:
-            buckets.append([i])
-    return [sorted(b) for b in buckets]
-
-
-def _bucket(
-    rows: GroupRows,
-    members: list[int],
-    first: NDArray[np.int32],
-    blocks: NDArray[np.int32],
-    share: int,
-    dtype: torch.dtype,
-) -> Segment:
-    size, device = rows.block_tokens, rows.device
-    index = np.asarray(members)
-    count, most = int(rows.counts[members[0]]), int(blocks[index].max())
-    # Columns past a row's own blocks read whatever block comes there: the mask hides them.
-    column = np.minimum(first[index][:, None] + np.arange(most), rows.table.shape[1] - 1)
-    gather = torch.from_numpy(rows.table[index[:, None], column].astype(np.int64).reshape(-1)).to(device)
-    token = rows.offsets[index][:, None] + np.arange(count)
-    query: slice | Tensor = slice(int(token[0, 0]), int(token[-1, -1]) + 1)
-    if index[-1] - index[0] + 1 != len(index):
-        query = torch.from_numpy(token.reshape(-1)).to(device)
-    begin = first[index].astype(np.int64) * size
-    start = rows.starts[index].astype(np.int64)
-    mask = None
-    if count > 1 or rows.window or bool((start - begin + 1 != most * size).any()):
-        position = torch.from_numpy(start[:, None] + np.arange(count)).to(device)[:, :, None]
-        key = torch.from_numpy(begin[:, None] + np.arange(most * size)).to(device)[:, None]
-        mask = _mask(position, key, rows.window, dtype)[:, None]
-        if count > 1:
-            mask = mask.repeat_interleave(share, 2)
-    return Segment(query, len(members), count, slice(0, most * size), gather, mask, False)
+            token = rows.offsets[index][:, None] + np.arange(count)
+            query = torch.from_numpy(token.reshape(-1)).to(device)
+        begin = self.first[index].astype(np.int64) * self.size
+        start = rows.starts[index].astype(np.int64)
+        mask = None
+        if count > 1 or rows.window or bool((start - begin + 1 != most * self.size).any()):
+            position = torch.from_numpy(start[:, None] + np.arange(count)).to(device)[:, :, None]
+            key = torch.from_numpy(begin[:, None] + np.arange(most * self.size)).to(device)[:, None]
+            mask = _mask(position, key, rows.window, self.dtype)[:, None]
+            if count > 1:
+                mask = mask.repeat_interleave(self.share, 2)
+        return Segment(query, len(members), count, gathered, mask, False)
 
 
 def _mask(position: Tensor, key: Tensor, window: int, dtype: torch.dtype) -> Tensor:
@@ -135,18 +169,14 @@ def _mask(position: Tensor, key: Tensor, window: int, dtype: torch.dtype) -> Ten
     return torch.zeros(hidden.shape, dtype=dtype, device=key.device).masked_fill_(hidden, float("-inf"))
 
 
-def attend_segment(query: Tensor, entries: Tensor, segment: Segment, scale: float) -> Tensor:
-    """query [R * C, heads, d], entries [R, L, 2, kv_heads, d] -> [R * C, heads * d]."""
+def attend(query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: float, out: Tensor) -> None:
+    """query [R * C, kv_heads, share, d], key and value [R, kv_heads, L, d] -> out, of query's shape."""
+    tokens, kv_heads, share, d = query.shape
     count, sequences = segment.count, segment.sequences
-    tokens, heads, d = query.shape
-    kv_heads = entries.shape[3]
-    share = heads // kv_heads
-    key, value = entries.permute(2, 0, 3, 1, 4).unbind(0)  # [R, kv_heads, L, d]
-    if count == 1:
-        folded = query.view(sequences, kv_heads, share, d)
-    elif count >= CHUNK_TOKENS:
-        out = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
+    if count >= CHUNK_TOKENS:
+        flat = query.reshape(tokens, kv_heads * share, d).transpose(0, 1)[None]
+        found = F.scaled_dot_product_attention(
+            flat,
             key,
             value,
             attn_mask=segment.mask,
@@ -154,17 +184,13 @@ def attend_segment(query: Tensor, entries: Tensor, segment: Segment, scale: floa
             scale=scale,
             enable_gqa=share > 1,
         )
-        return out[0].transpose(0, 1).reshape(tokens, heads * d)
+        out.copy_(found[0].transpose(0, 1).view(tokens, kv_heads, share, d))
+    elif count == 1:
+        # The heads of a KV head are rows of one product: keys are read once for all of them.
+        out.copy_(F.scaled_dot_product_attention(query, key, value, attn_mask=segment.mask, scale=scale))
     else:
-        # The heads of a KV head become further rows of its product: keys are read once for all of them.
-        grouped = query.view(sequences, count, kv_heads, share, d).transpose(1, 2)
-        folded = grouped.reshape(sequences, kv_heads, count * share, d)
-    if segment.causal:
-        position = torch.arange(count, device=query.device)
-        mask = _mask(position[:, None], position, 0, query.dtype).repeat_interleave(share, 0)
-    else:
-        mask = segment.mask
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
-    if count > 1:
-        out = out.view(sequences, kv_heads, count, share, d).transpose(1, 2)
-    return out.reshape(tokens, heads * d)
+        split = query.view(sequences, count, kv_heads, share, d).transpose(1, 2)
+        folded = split.reshape(sequences, kv_heads, count * share, d)
+        found = F.scaled_dot_product_attention(folded, key, value, attn_mask=segment.mask, scale=scale)
+        found = found.view(sequences, kv_heads, count, share, d).transpose(1, 2)
+        out.copy_(found.reshape(tokens, kv_heads, share, d))

@@ -18,9 +18,10 @@ class Kernels(Protocol):
         """flat[rows.mapping[i]] = kv[i]: flat [(blocks+1) * block_tokens, width], kv [N, width]."""
         ...
 
-    def paged_attention(self, query: Tensor, pool: Tensor, rows: GroupRows, scale: float) -> Tensor:
+    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
         """Softmax attention of every token over the positions <= its own (and > its own - window) of its
-        sequence: query [N, heads, d], pool [blocks+1, block_tokens, 2 * kv_heads * d] -> [N, heads * d]."""
+        sequence: query [N, heads, d], rows.pool.layers[layer] [blocks+1, block_tokens, 2 * kv_heads * d] ->
+        [N, heads * d]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,7 +29,7 @@ class Kernels(Protocol):
         ...
 
     def rope(self, x: Tensor, angles: Tensor) -> None:
-        """Rotate pairs (x[..., 2j], x[..., 2j+1]) in place: x [N, heads, d], angles [N, d/2] complex
+        """Rotate pairs (x[..., 2j], x[..., 2j+1]) in place: x [N, heads, d], angles [N, 1, d/2] complex
         cos + i sin."""
         ...
 

@@ -6,65 +6,70 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bien.core.executors.pools import Pool
 from bien.core.executors.rows import GroupRows
-from bien.core.kernels.attention import Segment, attend_segment, plan_attention
+from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, plan_attention
 
-_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_COMPLEX = (torch.float32, torch.float64)
 
 
 class TorchKernels:
     """See `Kernels`. Keeps one scratch buffer for gathered keys and values."""
 
     def __init__(self) -> None:
-        self._scratch = torch.empty(0)
+        self._scratch = Scratch()
 
     def write_kv(self, flat: Tensor, rows: GroupRows, kv: Tensor) -> None:
         target = rows.plans.get("write")
         if target is None:
             target = rows.plans["write"] = _target(rows)
-        if isinstance(target, slice):
-            flat[target].copy_(kv)
+        if type(target) is slice:
+            flat[target] = kv
         else:
             flat.index_copy_(0, target, kv.to(flat.dtype))
 
-    def paged_attention(self, query: Tensor, pool: Tensor, rows: GroupRows, scale: float) -> Tensor:
+    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
         tokens, heads, d = query.shape
-        kv_heads = pool.shape[-1] // (2 * d)
+        keys, values = _views(rows.pool, layer, d)
+        kv_heads = keys.shape[1]
         segments: list[Segment] | None = rows.plans.get("attention")
         if segments is None:
-            segments = rows.plans["attention"] = plan_attention(rows, heads // kv_heads, query.dtype)
-        if len(segments) == 1 and isinstance(segments[0].query, slice):
-            return attend_segment(query, self._entries(pool, segments[0], kv_heads, d), segments[0], scale)
-        out = query.new_empty(tokens, heads * d)
+            segments = plan_attention(rows, kv_heads, heads // kv_heads, query.dtype, self._scratch)
+            rows.plans["attention"] = segments
+        grouped = query.view(tokens, kv_heads, heads // kv_heads, d)
+        out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
         for segment in segments:
-            entries = self._entries(pool, segment, kv_heads, d)
-            out[segment.query] = attend_segment(query[segment.query], entries, segment, scale)
-        return out
-
-    def _entries(self, pool: Tensor, segment: Segment, kv_heads: int, d: int) -> Tensor:
-        # [R, L, 2, kv_heads, d]
-        if segment.blocks is None:
-            return pool.view(1, -1, 2, kv_heads, d)[:, segment.entries]
-        need = len(segment.blocks) * pool[0].numel()
-        if self._scratch.numel() < need or self._scratch.dtype != pool.dtype:
-            self._scratch = torch.empty(need, dtype=pool.dtype, device=pool.device)
-        out = self._scratch[:need].view(len(segment.blocks), *pool.shape[1:])
-        torch.index_select(pool, 0, segment.blocks, out=out)
-        return out.view(segment.sequences, -1, 2, kv_heads, d)[:, segment.entries]
+            where = segment.entries
+            if isinstance(where, Gathered):
+                torch.index_select(rows.pool.layers[layer], 0, where.blocks, out=where.into)
+                key, value = where.key, where.value
+            else:
+                first, length = where
+                key, value = keys.narrow(2, first, length), values.narrow(2, first, length)
+            if segment.query is None:  # the whole step
+                attend(grouped, key, value, segment, scale, out)
+            elif type(segment.query) is slice:
+                attend(grouped[segment.query], key, value, segment, scale, out[segment.query])
+            else:
+                part = torch.empty_like(grouped[segment.query])
+                attend(grouped[segment.query], key, value, segment, scale, part)
+                out[segment.query] = part
+        return out.view(tokens, heads * d)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return torch.rms_norm(x, weight.shape, weight, eps)
 
     def rope(self, x: Tensor, angles: Tensor) -> None:
+        tokens, heads, d = x.shape
         if x.dtype in _COMPLEX:
-            torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(angles[:, None])
+            torch.view_as_complex(x.view(tokens, heads, d // 2, 2)).mul_(angles)
         else:
-            turned = torch.view_as_complex(x.float().unflatten(-1, (-1, 2))).mul_(angles[:, None])
+            turned = torch.view_as_complex(x.float().view(tokens, heads, d // 2, 2)).mul_(angles)
             x.copy_(torch.view_as_real(turned).flatten(-2))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
+        width = gate_up.shape[-1] // 2
+        return F.silu(gate_up.narrow(-1, 0, width)).mul_(gate_up.narrow(-1, width, width))
 
 
 def _target(rows: GroupRows) -> slice | Tensor:
@@ -73,3 +78,13 @@ def _target(rows: GroupRows) -> slice | Tensor:
     if last - first + 1 == len(entries) and bool((entries[1:] - entries[:-1] == 1).all()):
         return slice(first, last + 1)
     return rows.mapping
+
+
+def _views(pool: Pool, layer: int, d: int) -> tuple[Tensor, Tensor]:
+    # Keys and values of all entries of a layer, each [1, kv_heads, entries, d].
+    found: tuple[Tensor, Tensor] | None = pool.views.get((layer, d))
+    if found is None:
+        entries = pool.layers[layer].view(1, -1, 2, pool.layers[layer].shape[-1] // (2 * d), d)
+        key, value = entries.permute(2, 0, 3, 1, 4).unbind(0)
+        found = pool.views[layer, d] = (key, value)
+    return found

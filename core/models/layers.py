@@ -33,10 +33,10 @@ class Rotary:
         self.frequency = frequency.to(device)
 
     def angles(self, rows: Rows, dtype: torch.dtype) -> Tensor:
-        """[N, head_dim / 2] complex cos + i sin of the rows' positions."""
+        """[N, 1, head_dim / 2] complex cos + i sin of the rows' positions, the same for every head."""
         found: Tensor | None = rows.shared.get(self)
         if found is None:
-            angle = rows.positions.float()[:, None] * self.frequency
+            angle = rows.positions.float()[:, None, None] * self.frequency
             if dtype is torch.float64:
                 angle = angle.double()
             found = rows.shared[self] = torch.polar(torch.ones_like(angle), angle)
