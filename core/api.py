@@ -43,6 +43,7 @@ from bien.core.speculation.speculator import (
     SpeculatorCaps,
     TargetHandle,
 )
+from bien.core.worker.transfers import Job, TimedTransfers, TransferPool, Transfers, make_transfers
 
 __all__ = [
     "API",
@@ -64,6 +65,7 @@ __all__ = [
     "GenerateRequest",
     "GroupKind",
     "HostSpeculator",
+    "Job",
     "KVEvent",
     "KVGroup",
     "KVStore",
@@ -94,11 +96,15 @@ __all__ = [
     "StepResult",
     "TableUpdate",
     "TargetHandle",
+    "TimedTransfers",
     "TokenIds",
     "TraceError",
     "Transfer",
+    "TransferPool",
+    "Transfers",
     "UserError",
     "hookimpl",
+    "make_transfers",
     "nearest",
     "simulated_executor",
     "torch_executor",
