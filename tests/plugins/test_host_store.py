@@ -6,9 +6,11 @@ import pytest
 from bien.core.clock import VirtualClock
 from bien.core.errors import DeploymentError
 from bien.core.providers import Context
+from bien.core.testing.harness import Harness, toy_groups
 from bien.core.testing.kv_bench import GROUPS, Bench, ToyIO, chain, split
 from bien.core.testing.kv_store import KVStoreSuite
 from bien.plugins.kv_stores.host import HostConfig, HostStore, bien_providers, make
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 
 
 class TestHostStore(KVStoreSuite):
@@ -130,3 +132,30 @@ def test_the_provider_says_what_it_is():
     assert isinstance(store, HostStore) and store.lookup(0, chain("a", 1)) == [False]
     assert len(split(chain("a", 2))) == 2
     store.close()
+
+
+@pytest.mark.parametrize("kinds", ["full", "full+window+state"])
+def test_an_engine_gets_blocks_back_without_computing_them(kinds):
+    groups = toy_groups(kinds)
+
+    def store(executor):
+        return make(HostConfig(capacity_blocks=64), Context(groups=groups, io=executor.io))
+
+    harness = Harness(Fcfs(FcfsConfig()), groups=groups, blocks=16, slots=2, store=store)
+    first = [i % 50 for i in range(40)]
+    harness.submit("first", first)
+    harness.run()
+    for i in range(3):  # push it off the device
+        harness.submit(f"other{i}", [(7 * i + j) % 50 for j in range(1, 41)])
+        harness.run()
+    on_device = {h for e in harness.cache.snapshot() for h in split(e.hashes)}
+    told = [e for e in harness.events if e.op == "stored"]
+    assert not on_device & set(split(told[0].hashes)), "still there: this test would prove nothing"
+    again = first + harness.tokens["first"][:6]
+    harness.submit("again", again)
+    harness.run()
+    for id, prompt in (("first", first), ("again", again)):
+        harness.expect(id, prompt)
+    assert harness.cached["again"] == 44
+    assert {e.tier for e in harness.events} == {"device", "host"}
+    harness.engine.close()
