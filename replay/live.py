@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from bien.replay.targets.http import HttpTarget
 from bien.replay.traces import Survey, open_paths
 from bien.replay.worker_load import WorkerLoad, busy_seconds
 
+LAST_WORDS = 1.0  # seconds
 FOREIGN_BLOCK = 16  # tokens, of a server that does not say
 
 
@@ -60,22 +61,10 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
         driver = Driver(target, clock, trace.sessions(), plan.options, CacheAccount(block_tokens))
         load = WorkerLoad(clock, lambda: _busy(target))
         cost = ClientCost(clock)
-        running = asyncio.create_task(driver.run())
-        beside = [asyncio.create_task(c) for c in (display.follow(driver, totals), load.run(), cost.run())]
-        death = asyncio.create_task(stack.wait()) if stack else None
-        failure: BienError | None = None
-        interrupted = False
-        try:
-            await asyncio.wait([running, *([death] if death else [])], return_when=asyncio.FIRST_COMPLETED)
-            if death and death.done() and not running.done():
-                failure = BienError(death.result())
-        except asyncio.CancelledError:
-            interrupted = True
+        interrupted, failure = await _drive(
+            driver, stack, display.follow(driver, totals), load.run(), cost.run()
+        )
         cost.stop()
-        failure = await _end(running) or failure
-        for task in (*beside, *([death] if death else [])):
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
         if not interrupted and not failure:
             await load.sample()
         result = measure(
@@ -93,6 +82,30 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
         if failure:
             raise failure
         return result, interrupted
+
+
+async def _drive(
+    driver: Driver, stack: StackProcess | None, *watchers: Coroutine[Any, Any, None]
+) -> tuple[bool, BienError | None]:
+    """Run the driver, `watchers` beside it, to its end, an interrupt, or the stack's death."""
+    running = asyncio.create_task(driver.run())
+    beside = [asyncio.create_task(w) for w in watchers]
+    death = [asyncio.create_task(stack.wait())] if stack else []
+    interrupted = False
+    failure: BienError | None = None
+    try:
+        await asyncio.wait([running, *death], return_when=asyncio.FIRST_COMPLETED)
+        if death and driver.tally.errors:
+            await asyncio.wait(death, timeout=LAST_WORDS)  # it may be what broke the last turns
+        if death and death[0].done():
+            failure = BienError(death[0].result())
+    except asyncio.CancelledError:
+        interrupted = True
+    failure = await _end(running) or failure
+    for task in (*beside, *death):
+        task.cancel()
+    await asyncio.gather(*beside, *death, return_exceptions=True)
+    return interrupted, failure
 
 
 async def _end(running: asyncio.Task[None]) -> BienError | None:

@@ -107,10 +107,10 @@ def joined(worker: psutil.Process) -> bool:
 
 
 def replay_while(tmp_path: Path, strike: Callable[[psutil.Process], None]) -> Result:
-    """Replay against a toy; `strike` gets the gateway's process when it has its worker."""
+    """Replay against a toy; `strike` gets the gateway's process when it has its worker, before the first turn."""
     write_toy(tmp_path / "toy")
     trace = tmp_path / "t.bien.jsonl"
-    write_native(trace, TraceMeta("native", 16), [session("a", (0, 100, 8), (1.0, 30, 5), (3.0, 9, 1))])
+    write_native(trace, TraceMeta("native", 16), [session("a", (3.0, 100, 8), (0.1, 30, 5))])
     plan = Plan((trace,), ReplayOptions(), tmp_path / "r.json", deployment(tmp_path / "toy"))
     before = children()
 
@@ -138,4 +138,4 @@ def test_a_gateway_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) ->
 
 def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
     result = replay_while(tmp_path, lambda gateway: gateway.children()[0].kill())
-    assert result.turns.count == 3 and result.turns.errors == 0
+    assert result.turns.count == 2 and result.turns.errors == 0
