@@ -13,7 +13,7 @@ import msgspec
 from bien.core.architectures.registry import read_architecture
 from bien.core.clock import WallClock
 from bien.core.deployment import Deployment
-from bien.core.errors import BienError
+from bien.core.errors import BienError, ResourceError
 from bien.core.plugins import PluginManager
 from bien.replay.cache_account import CacheAccount
 from bien.replay.client_cost import ClientCost
@@ -133,18 +133,29 @@ async def _target(
     assert plan.deployment is not None
     stack = await StackProcess.start(plan.deployment, display.step)
     try:
+        target = await _reach(stack, clock, seed)
         up = stack.up
         display.note(f"serving {up.model} at {up.url} with {len(up.workers)} workers")
-        vocabulary = min(w.vocab_size for w in up.workers)
-        target = await HttpTarget.connect(
-            up.url, clock, seed=seed, vocab_size=vocabulary, accelerators=up.accelerators
-        )
         try:
             yield target, stack, up.workers[0].block_tokens
         finally:
             await target.close()
     finally:
         await stack.stop()
+
+
+async def _reach(stack: StackProcess, clock: WallClock, seed: int) -> HttpTarget:
+    up = stack.up
+    vocabulary = min(w.vocab_size for w in up.workers)
+    try:
+        return await HttpTarget.connect(
+            up.url, clock, seed=seed, vocab_size=vocabulary, accelerators=up.accelerators
+        )
+    except ResourceError:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS):
+                raise BienError(await stack.wait()) from None
+        raise
 
 
 def _window(deployment: Deployment) -> int:
