@@ -48,7 +48,7 @@ class Int8Linear:
         tiny = torch.finfo(wide.dtype).tiny
         scale = (wide.abs().amax(1, keepdim=True) / LEVELS).clamp_(min=tiny)
         levels = (wide / scale).round_().to(torch.int8)
-        out = self._product(levels).to(wide.dtype).mul_(scale).mul_(self._scale)
+        out = torch.mul(self._product(levels), scale).mul_(self._scale)
         if self._bias is not None:
             out += self._bias
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
