@@ -157,6 +157,36 @@ def test_an_outdated_match_is_made_again():
     cache.check_integrity([kv])
 
 
+def test_a_match_does_not_mistake_what_took_its_place():
+    cache = cache_of(FULL, blocks=5)
+    past(cache, [1, 2])
+    hashes = chain([1, 2])
+    match = cache.match(hashes)
+    cache.tree.evict(0, 4)
+    past(cache, [1, 9])  # in the same node, where 2 was
+    kv, missing = cache.attach(hashes, match, 2)
+    assert [m.hashes for m in missing] == [hashes[16:]]
+    match = cache.match(chain([1, 9]))
+    past(cache, [1, 8])  # splits the node
+    other, missing = cache.attach(chain([1, 9]), match, 2)
+    assert missing == [] and other.table(0)[0] == kv.table(0)[0]
+    cache.check_integrity([kv, other])
+
+
+def test_window_blocks_in_use_are_not_evicted():
+    cache = KVCache((FULL, WINDOW), (20, 8), BT, 4)
+    kv = run(cache, [1, 2, 3, 4])
+    cache.slide(kv, 16)  # 10..15: blocks 2 and 3 are in use, 0 and 1 idle
+    past(cache, [5, 6, 7, 8])
+    cache.tree.evict(1, 4)
+    h = split(chain([1, 2, 3, 4]))
+    names = [n for e in cache.take_events() if e.op == "removed" for n in split(e.hashes)]
+    assert not set(names) & set(h[2:]) and len(names) == 4
+    cache.tree.evict(1, 6)
+    assert cache.match(chain([1, 2, 3, 4])).present[1].tolist() == [False, False, True, True]
+    cache.check_integrity([kv])
+
+
 def test_reserve_is_all_or_nothing_over_groups():
     cache = KVCache((FULL, DRAFT), (8, 3), BT, 1)
     kv = cache.attach(b"", cache.match(b""), 0)[0]
