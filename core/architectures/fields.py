@@ -19,19 +19,25 @@ class Fields:
     def need(self, name: str, kind: type[T]) -> T:
         """The field's value. ModelError when it is absent or of another type."""
         if self.config.get(name) is None:
-            raise ModelError(f"model {self.model!r}: config.json lacks {name!r}, which decides the architecture")
+            raise ModelError(
+                f"model {self.model!r}: config.json lacks {name!r}, which decides the architecture"
+            )
         value = self.config[name]
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise ModelError(f"model {self.model!r}: config.json has {name} = {value!r}; needs {kind.__name__}")
-        return value  # type: ignore[no-any-return]
+            raise ModelError(
+                f"model {self.model!r}: config.json has {name} = {value!r}; needs {kind.__name__}"
+            )
+        return value
 
     def size(self, name: str) -> int:
         """A positive int."""
         value = self.need(name, int)
         if value <= 0:
-            raise ModelError(f"model {self.model!r}: config.json has {name} = {value}; needs a positive number")
+            raise ModelError(
+                f"model {self.model!r}: config.json has {name} = {value}; needs a positive number"
+            )
         return value
 
     def only(self, name: str, *choices: object) -> None:

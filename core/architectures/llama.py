@@ -36,7 +36,8 @@ def dense(
     fields.need("rms_norm_eps", float)
     fields.need("tie_word_embeddings", bool)
     heads, kv_heads, head_dim = fields.heads()
-    layers, hidden, vocab = fields.size("num_hidden_layers"), fields.size("hidden_size"), fields.size("vocab_size")
+    layers, hidden = fields.size("num_hidden_layers"), fields.size("hidden_size")
+    vocab = fields.size("vocab_size")
     # One spelling for the torch module, whatever the checkpoint's age.
     config = {**config, "head_dim": head_dim, "rope": rope_parameters(config, model), "qk_norm": qk_norm}
     windows = layer_windows(fields, layers)

@@ -60,5 +60,7 @@ def usable_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
         reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used: {reason}; valid: cpu, cuda:N", field="device") from error
+        raise UserError(
+            f"device {name!r} cannot be used: {reason}; valid: cpu, cuda:N", field="device"
+        ) from error
     return device

@@ -13,7 +13,7 @@ from torch import Tensor
 from bien.core.errors import ResourceError
 from bien.core.kv.groups import KVGroup
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
 @dataclass(slots=True)
@@ -78,7 +78,9 @@ class PoolIO:
     def write(self, group: int, blocks: list[int], data: Any) -> None:
         pool = self.pools[group].data
         if not isinstance(data, HostBlocks) or data.data.shape[1] != len(blocks):
-            raise ValueError(f"write of {len(blocks)} blocks of group {group} needs what read returned for them")
+            raise ValueError(
+                f"write of {len(blocks)} blocks of group {group} needs what read returned for them"
+            )
         with torch.inference_mode():
             index = torch.tensor(blocks, dtype=torch.int64, device=pool.device)
             pool.index_copy_(1, index, data.data.to(pool.device))

@@ -31,7 +31,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(slots=True)
 class GroupRows:
-    """What a kernel needs to know of one KV group in one step. Blocks of table row i are those of sequence i."""
+    """What a kernel needs to know of one KV group in one step. Row i of the table is that of sequence i."""
 
     pool: Pool
     table: I32  # [S, blocks]: table[i, b] holds positions b*block_tokens .. of sequence i; 0 = none
@@ -110,9 +110,7 @@ class Rows:
         found = self._groups.get(index)
         if found is None:
             table = self.tables[index][self.slots]
-            found = GroupRows(
-                self.pools[index], table, self.starts, self.counts, self.offsets, self.device
-            )
+            found = GroupRows(self.pools[index], table, self.starts, self.counts, self.offsets, self.device)
             self._groups[index] = found
         return found
 

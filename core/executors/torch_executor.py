@@ -62,7 +62,8 @@ class TorchExecutor:
         free = available_bytes(self.device)
         if need > free:
             sizes = ", ".join(
-                f"{g.name}: {n:,} blocks of {g.block_bytes:,} bytes" for g, n in zip(self.groups, blocks, strict=True)
+                f"{g.name}: {n:,} blocks of {g.block_bytes:,} bytes"
+                for g, n in zip(self.groups, blocks, strict=True)
             )
             raise ResourceError(
                 f"KV pools need {need:,} bytes ({sizes}), but {free:,} are available on {self.device}; "

@@ -32,7 +32,8 @@ class Scratch:
     def take(self, like: Tensor, blocks: int) -> Tensor:
         """[blocks, *like.shape[1:]] of undefined content."""
         need = blocks * like[0].numel()
-        if self._buffer.numel() < need or self._buffer.dtype != like.dtype or self._buffer.device != like.device:
+        buffer = self._buffer
+        if buffer.numel() < need or buffer.dtype != like.dtype or buffer.device != like.device:
             self._buffer = torch.empty(need, dtype=like.dtype, device=like.device)
         return self._buffer[:need].view(blocks, *like.shape[1:])
 
@@ -55,7 +56,8 @@ class Segment:
     sequences: int  # R
     count: int  # C
     entries: tuple[int, int] | Gathered  # (first, L) of the pool's flat entries, when read in place (R = 1)
-    mask: Tensor | None  # additive, [C, L] of a chunk, [R, 1, 1, L], or [R, 1, C * query heads per KV head, L]
+    # Additive: [C, L] of a chunk, [R, 1, 1, L], or [R, 1, C * query heads per KV head, L].
+    mask: Tensor | None
     causal: bool  # a chunk from position 0: the top-left causal mask of the product itself
 
 

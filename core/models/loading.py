@@ -25,7 +25,9 @@ _SHOWN = 8
 class Checkpoint:
     """Open with `Checkpoint.open(...)` as a context; `check` once, then `take`."""
 
-    def __init__(self, folder: Path, where: dict[str, Any], files: ExitStack, dtype: Any, device: Any) -> None:
+    def __init__(
+        self, folder: Path, where: dict[str, Any], files: ExitStack, dtype: Any, device: Any
+    ) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
         self._where, self._files = where, files  # tensor name -> open file
 
@@ -36,7 +38,7 @@ class Checkpoint:
         try:
             for path in shards(folder):
                 try:
-                    shard = files.enter_context(safe_open(path, framework="pt"))  # type: ignore[no-untyped-call]
+                    shard = files.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:
                     raise ModelError(f"{path} is damaged or not a safetensors file: {error}") from error
                 where.update(dict.fromkeys(shard.keys(), shard))

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bien.core.executors.rows import Rows
     from bien.core.models.loading import Checkpoint
 
-Tap = tuple[int, Literal["in", "out"]]
+Tap = tuple[int, str]
+"""(layer, "in" | "out"): a hidden state that a drafter reads."""
 
 # Architecture name -> "module:class", imported when a model of it is loaded.
 MODELS = {

@@ -49,7 +49,8 @@ def write_toy(folder: Path, kind: str = "llama", *, seed: int = 0, **changes: An
     folder.mkdir(parents=True, exist_ok=True)
     config = toy_config(kind, **changes)
     rng = np.random.default_rng(seed)
-    save_file({name: _values(name, shape, rng) for name, shape in _shapes(config)}, folder / "model.safetensors")
+    tensors = {name: _values(name, shape, rng) for name, shape in _shapes(config)}
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
     write_tokenizer(folder)

@@ -18,7 +18,7 @@ class Single:
 
     def mesh(self, world: int) -> Mesh:
         if world != 1:
-            raise UserError(f"parallel strategy 'single' runs on 1 device, not on {world}; valid: devices = 1")
+            raise UserError(f"strategy 'single' runs on 1 device, not on {world}; valid: devices = 1")
         return Mesh()
 
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:

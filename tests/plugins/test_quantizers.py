@@ -53,7 +53,8 @@ def test_int8_keeps_the_head_unless_told(head: bool) -> None:
 
 def test_providers_are_torch_free() -> None:
     code = (
-        "import sys; from bien.plugins.quantizers import int8, none; from bien.plugins.parallel import single; "
+        "import sys; from bien.plugins.quantizers import int8, none; "
+        "from bien.plugins.parallel import single; "
         "from bien.plugins.executors import torch as t; "
         "[p.bien_providers() for p in (int8, none, single, t)]; sys.exit('torch' in sys.modules)"
     )

@@ -64,22 +64,26 @@ class Driver:
         seed: int = 0,
         forced: list[int] | None = None,
         like: tuple[int, int] | None = None,
+        states: dict[int, int] | None = None,
+        blocks: dict[int, list[int]] | None = None,
         max_drafts: int = 0,
     ) -> int:
-        """A sequence enters. `like` = (slot, n): its first n blocks are those of that slot (a prefix hit)."""
+        """A sequence enters. `like` = (slot, n): its first n blocks are those of that slot (a prefix hit),
+        `states` the snapshot block of each STATE group there. `blocks`: its first blocks of some groups."""
         slot = self.idle.pop()
         self.tables[slot] = [[] for _ in self.groups]
         self.content[slot], self.computed[slot] = list(tokens), 0
         if like is not None:
             other, n = like
             self.computed[slot] = n * self.groups[0].block_tokens
-            for g in range(len(self.groups)):
-                for block in self.tables[other][g][:n]:
-                    self._append(slot, g, block)
+            blocks = {g: self.tables[other][g][:n] for g, group in enumerate(self.groups) if group.paged}
         for g, group in enumerate(self.groups):
+            for block in (blocks or {}).get(g, []):
+                self._append(slot, g, block)
             if not group.paged:
                 self._append(slot, g, self.free[g].pop())
-                self._restores.append(StateCopy(g, slot, 0, 0, self.tables[slot][g][0]))
+                source, live = (states or {}).get(g, 0), self.tables[slot][g][0]
+                self._restores.append(StateCopy(g, slot, self.computed[slot], source, live))
         given = None if forced is None else TokenIds.of(forced)
         self._new.append(
             NewSequence(slot, TokenIds.of(tokens), prompt or len(tokens), sampling, seed, given, max_drafts)
@@ -97,10 +101,12 @@ class Driver:
         work: dict[int, int],
         drafts: dict[int, list[int]] | None = None,
         *,
+        device: bool = False,
         snapshots: list[StateCopy] | None = None,
         masks: Any = None,
     ) -> dict[int, list[int]]:
-        """Compute work[slot] known tokens of each slot, then its drafts; the tokens gained per slot."""
+        """Compute work[slot] known tokens of each slot, then its drafts; the tokens gained per slot. With
+        `device` the drafts are the executor's own, and `drafts` only says how many."""
         drafts = drafts or {}
         own = {s: drafts.get(s, []) for s in work}
         slots, counts = list(work), [work[s] + len(own[s]) for s in work]
@@ -115,10 +121,11 @@ class Driver:
             i32([int(self.computed[s] + work[s] == len(self.content[s])) for s in slots]),
             new=self._new,
             released=i32(self._released),
-            tables=[TableUpdate(*(i32(list(c)) for c in zip(*u, strict=True))) if u else _NONE for u in self._updates],
+            tables=[_table(u) for u in self._updates],
             restores=self._restores,
             snapshots=snapshots or [],
-            draft_tokens=i32([t for s in slots for t in own[s]]),
+            draft_tokens=i32() if device else i32([t for s in slots for t in own[s]]),
+            device_drafts=device,
         )
         self._new, self._released, self._restores = [], [], []
         self._updates = [[] for _ in self.groups]
@@ -160,4 +167,6 @@ class Driver:
         self.tables[slot][group].append(block)
 
 
-_NONE = TableUpdate(i32(), i32(), i32())
+def _table(updates: list[tuple[int, int, int]]) -> TableUpdate:
+    columns = zip(*updates, strict=True) if updates else [(), (), ()]
+    return TableUpdate(*(i32(list(c)) for c in columns))

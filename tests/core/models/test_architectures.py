@@ -53,9 +53,20 @@ def test_sliding_layers_form_a_group_of_their_own(tmp_path: Path) -> None:
 
 
 REQUIRED = {
-    "llama": """hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size
-        rms_norm_eps rope_theta max_position_embeddings tie_word_embeddings model_type""".split(),
-    "qwen3": "head_dim num_key_value_heads rope_theta tie_word_embeddings".split(),
+    "llama": [
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "rms_norm_eps",
+        "rope_theta",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+    ],
+    "qwen3": ["head_dim", "num_key_value_heads", "rope_theta", "tie_word_embeddings"],
 }
 
 

@@ -1,4 +1,4 @@
-"""Conversion of GGUF files: weights, config and tokenizer come out as transformers would have written them."""
+"""Conversion of GGUF files: weights, config and tokenizer as transformers would have written them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from bien.core.errors import ModelError
 from bien.core.models.gguf import NAMES, OUTER, convert
 from bien.core.testing.toy import SPECIAL, toy_config, write_toy
 
-CONFIG = toy_config("llama", vocab_size=264, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4)
+CONFIG = toy_config(
+    "llama", vocab_size=264, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4
+)
 MERGES = ["Ġ t", "h e", "Ġt he", "a b"]
 WORDS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(m.replace(" ", "") for m in MERGES)]
 
@@ -68,7 +70,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_weights_come_back(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    convert(to_gguf(source, tmp_path / "m.gguf"), tmp_path, CONFIG, lambda what, done, of: seen.append((done, of)))
+    path = to_gguf(source, tmp_path / "m.gguf")
+    convert(path, tmp_path, CONFIG, lambda what, done, of: seen.append((done, of)))
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "model.safetensors")
     assert before.keys() == after.keys()
     for name, values in before.items():
@@ -95,7 +98,8 @@ def test_tokenizer(source: Path, tmp_path: Path) -> None:
     assert encoded.tokens[:5] == ["<|im_start|>", "Ġthe", "Ġ", "4", "2"] and encoded.ids[-1] == 2
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["chat_template"] == "{{ messages }}"
-    assert [config[f"{n}_token"] for n in ("bos", "eos", "pad", "unk")] == [SPECIAL[1], SPECIAL[2], "<pad>", SPECIAL[0]]
+    named = [config[f"{n}_token"] for n in ("bos", "eos", "pad", "unk")]
+    assert named == [SPECIAL[1], SPECIAL[2], "<pad>", SPECIAL[0]]
     generation = json.loads((tmp_path / "generation_config.json").read_text())
     assert generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 263}
 

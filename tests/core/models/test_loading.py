@@ -61,10 +61,8 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
 
 def test_known_extras_are_ignored(tmp_path: Path) -> None:
     """A tied head that was saved all the same, and buffers of old checkpoints."""
-    rewrite(
-        write_toy(tmp_path),
-        lambda t: (put("lm_head.weight", 288, 48)(t), put("model.layers.0.self_attn.rotary_emb.inv_freq", 4)(t)),
-    )
+    buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(write_toy(tmp_path), lambda t: (put("lm_head.weight", 288, 48)(t), put(buffer, 4)(t)))
     driver = Driver(tmp_path)
     assert len(driver.generate(driver.add([5, 6, 7]), 4)) == 4
 
@@ -84,7 +82,8 @@ def test_shards(tmp_path: Path) -> None:
     weight_map = {n: f"model-0000{i % 2 + 1}-of-00002.safetensors" for i, n in enumerate(names)}
     for file in set(weight_map.values()):
         save_file({n: tensors[n] for n in names if weight_map[n] == file}, parts / file)
-    (parts / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    index = json.dumps({"metadata": {}, "weight_map": weight_map})
+    (parts / "model.safetensors.index.json").write_text(index)
     texts = []
     for folder in (whole, parts):
         driver = Driver(folder)
@@ -120,7 +119,8 @@ def test_tensors_are_mapped_not_copied(tmp_path: Path) -> None:
             if str(tmp_path) in line and _within(address, line.split()[0])
         ]
     assert inside
-    assert torch.equal(tensor, torch.from_numpy(load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]))
+    values = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(tensor, torch.from_numpy(values))
 
 
 def _within(address: int, span: str) -> bool:
