@@ -61,6 +61,7 @@ class Admission:
         self._snapshots = snapshots
         self._lookahead = lookahead
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
+        self._ordered = any(g.kind in (GroupKind.WINDOW, GroupKind.STATE) for g in groups)
         self._free = list(range(slots - 1, -1, -1))
         self._running = 0
         self._new: list[NewSequence] = []
@@ -161,7 +162,14 @@ class Admission:
                 self._saves.append((transfer, g, blocks))
 
     def steps_that_fit(self, sequences: list[Sequence], steps: int) -> int:
-        """The largest number of decode steps <= `steps` that need no more blocks than there are."""
+        """The largest number of decode steps <= `steps` that need no more blocks than there are.
+
+        With WINDOW or STATE groups a jump also stays inside a block: there, blocks come and go, and
+        snapshots are taken, in the order of single steps.
+        """
+        if self._ordered:
+            inside = min(-s.planned % self._block for s in sequences)
+            steps = min(steps, max(1, inside))
         rooms = [self._cache.available(g) for g, group in enumerate(self._groups) if group.paged]
         room = min(rooms, default=0)
 

@@ -160,8 +160,11 @@ class Engine:
         self._admission.poll()
         if not self._sequences:
             return None
+        before = self._stats.preemptions
         try:
             plan = self._scheduler.plan(self._admission)
+            if not plan.items and self._stats.preemptions > before:
+                plan = self._scheduler.plan(self._admission)  # a lone victim may come back at once
             self._check(plan)
         except Exception as error:
             if not isinstance(error, PluginFault):
@@ -185,6 +188,10 @@ class Engine:
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
         accepted = result.accepted.tolist()
         proposed = None if result.proposed is None else result.proposed.tolist()
+        if steps > 1:  # before any of them ends and gives blocks back, as step by step
+            for item in flight.items:
+                if item.sequence.status is not Status.FINISHED:
+                    self._admission.cover(item.sequence, item.start + item.count + steps - 1)
         at = 0
         for i, item in enumerate(flight.items):
             gained = accepted[i]
@@ -395,10 +402,8 @@ class Engine:
             s.computed = min(computed, s.length)
             if item.drafts or steps > 1:
                 s.planned = s.computed
-            if steps > 1:
-                self._admission.cover(s, s.computed)
             self._commit(s)
-            self._snapshots.settle(item, s, steps)
+            self._snapshots.settle(item, s)
         if item.drafts:
             s.rounds += 1
             s.drafted += item.drafts

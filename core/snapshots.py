@@ -55,12 +55,10 @@ class Snapshots:
                     copies.append(StateCopy(g, s.slot, position, live, block))
         return copies
 
-    def settle(self, item: FlightItem, s: Sequence, steps: int) -> None:
+    def settle(self, item: FlightItem, s: Sequence) -> None:
         """The step of `item` has ended and `s.computed` is up to date."""
         if not self._states or s.kv is None:
             return
-        if steps > 1:
-            self._roll_over_jump(item, s)
         for g, position, block in item.snapshots:
             if s.computed < position:
                 self._cache.drop_snapshot(s.kv, g, block)
@@ -93,16 +91,3 @@ class Snapshots:
         if old is not None:
             self._cache.drop_snapshot(s.kv, g, old[1])
         s.rolling[g] = (position, block)
-
-    def _roll_over_jump(self, item: FlightItem, s: Sequence) -> None:
-        boundary = s.computed // self._block * self._block
-        if boundary <= item.start + item.count:
-            return
-        assert s.kv is not None
-        for g, _ in self._states:
-            block = self._cache.snapshot_block(s.kv, g)
-            if block:
-                for held in [h for h in item.snapshots if h[0] == g]:
-                    self._cache.drop_snapshot(s.kv, g, held[2])
-                    item.snapshots.remove(held)
-                self._roll(s, g, boundary, block)

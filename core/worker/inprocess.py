@@ -84,7 +84,7 @@ class InProcessClient:
         # The last step of a jump is settled by its own timer: it may finish sequences.
         done = min(done, flight.steps - 1)
         if done >= 1:
-            self._settle(flight, done)
+            self._settle(flight, done, late=True)
             self._flight = self._issue(flight.start + done * flight.seconds)
             assert self._flight is not None, "a stationary scheduler planned nothing"
             self._flight.steps = min(self._flight.steps, flight.steps - done)
@@ -161,9 +161,11 @@ class InProcessClient:
         self._settle(flight, flight.steps)
         self._flight = None
 
-    def _settle(self, flight: _Flight, steps: int) -> None:
+    def _settle(self, flight: _Flight, steps: int, late: bool = False) -> None:
         report = self.engine.finish_many(flight.result, steps)
-        times = (flight.start + flight.seconds, flight.start + steps * flight.seconds) if steps > 1 else None
+        times = None
+        if steps > 1 or late:
+            times = flight.start + flight.seconds, flight.start + steps * flight.seconds
         self._emit(report, times)
 
     def _post(self, act: Callable[[], None]) -> None:

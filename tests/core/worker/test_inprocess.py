@@ -93,7 +93,7 @@ def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Re
             sampling = SamplingParams(out, ignore_eos=True, seed=1)
             client.submit(rid, GenerateRequest(f"r{rid}", prompt, sampling, forced=forced))
             if rng.random() < 0.1:
-                await clock.sleep(0.05)
+                await clock.sleep(0.0503)  # never at the very end of a step
                 client.abort(rid)
         while client.alive and (client.engine.busy or client._inbox):
             await clock.sleep(1.0)
