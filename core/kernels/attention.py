@@ -1,6 +1,6 @@
 """How the torch kernel runs paged attention: a step's rows as a few dense products.
 
-A row whose blocks lie one after the other in the pool is read in place, if it is long or computes many
+A row whose blocks lie in one or a few runs in the pool is read in place, if it is long or computes many
 tokens. The others are gathered, rows of like length together, into a scratch buffer that stays in the
 processor's cache. Masks and indices are built once per step for all layers of a group.
 """
@@ -8,6 +8,7 @@ processor's cache. Masks and indices are built once per step for all layers of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from bien.core.executors.rows import GroupRows
 
 VIEW_TOKENS = 768  # shorter rows are cheaper gathered together than called one by one
+RUN_TOKENS = 128  # a row is read in place if its runs have so many tokens on average
 CHUNK_TOKENS = 16  # rows that compute at least so many tokens run alone
 SCRATCH_BYTES = 2 << 20  # per gathered bucket: about one core's second-level cache
 SLACK = 1.25  # a bucket's longest row may have so many times the blocks of its shortest
@@ -55,7 +57,7 @@ class Segment:
     query: slice | Tensor | None  # which flat tokens; None: all
     sequences: int  # R
     count: int  # C
-    entries: tuple[int, int] | Gathered  # (first, L) of the pool's flat entries, when read in place (R = 1)
+    entries: list[tuple[int, int]] | Gathered  # runs (first, length) of flat entries, read in place (R = 1)
     # Additive: [C, L] of a chunk, [R, 1, 1, L], or [R, 1, C * query heads per KV head, L].
     mask: Tensor | None
     causal: bool  # a chunk from position 0: the top-left causal mask of the product itself
@@ -97,8 +99,15 @@ class _Planner:
         used = rows.table[i, first : first + int(self.blocks[i])]
         begin = first * self.size
         length = start + count - begin
-        entries: tuple[int, int] | Gathered = (int(used[0]) * self.size, length)
-        if len(used) > 1 and not bool((used[1:] - used[:-1] == 1).all()):
+        breaks = np.flatnonzero(used[1:] - used[:-1] != 1) + 1
+        entries: list[tuple[int, int]] | Gathered
+        if len(breaks) == 0 or (count < CHUNK_TOKENS and (len(breaks) + 1) * RUN_TOKENS <= length):
+            edges = [0, *breaks.tolist(), len(used)]
+            entries = [
+                (int(used[a]) * self.size, min(b * self.size, length) - a * self.size)
+                for a, b in pairwise(edges)
+            ]
+        else:
             entries = self.gather(used[None], length)
         causal = count >= CHUNK_TOKENS and start == 0 and not 0 < rows.window < count
         mask = None
@@ -196,3 +205,24 @@ def attend(query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: f
         found = F.scaled_dot_product_attention(folded, key, value, attn_mask=segment.mask, scale=scale)
         found = found.view(sequences, kv_heads, count, share, d).transpose(1, 2)
         out.copy_(found.reshape(tokens, kv_heads, share, d))
+
+
+def attend_runs(
+    query: Tensor, key: Tensor, value: Tensor, segment: Segment, scale: float, out: Tensor
+) -> None:
+    """Like `attend` for one sequence over several runs of key and value [1, kv_heads, entries, d]: the
+    scores of all runs under one softmax, read where they lie."""
+    count, kv_heads, share, d = query.shape
+    runs = segment.entries
+    assert isinstance(runs, list)
+    folded = query.transpose(0, 1).reshape(kv_heads, count * share, d) * scale
+    scores = torch.cat([torch.bmm(folded, key[0].narrow(1, a, n).transpose(1, 2)) for a, n in runs], -1)
+    if segment.mask is not None:
+        scores += segment.mask
+    weights = torch.softmax(scores, -1)
+    found = query.new_zeros(kv_heads, count * share, d)
+    at = 0
+    for a, n in runs:
+        found.baddbmm_(weights.narrow(2, at, n), value[0].narrow(1, a, n))
+        at += n
+    out.copy_(found.view(kv_heads, count, share, d).transpose(0, 1))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import GroupRows
-from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, plan_attention
+from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, attend_runs, plan_attention
 
 _COMPLEX = (torch.float32, torch.float64)
 
@@ -39,20 +39,22 @@ class TorchKernels:
         grouped = query.view(tokens, kv_heads, heads // kv_heads, d)
         out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
         for segment in segments:
-            where = segment.entries
+            where, key, value, run = segment.entries, keys, values, attend
             if isinstance(where, Gathered):
                 torch.index_select(rows.pool.layers[layer], 0, where.blocks, out=where.into)
                 key, value = where.key, where.value
-            else:
-                first, length = where
+            elif len(where) == 1:
+                ((first, length),) = where
                 key, value = keys.narrow(2, first, length), values.narrow(2, first, length)
+            else:
+                run = attend_runs
             if segment.query is None:  # the whole step
-                attend(grouped, key, value, segment, scale, out)
+                run(grouped, key, value, segment, scale, out)
             elif type(segment.query) is slice:
-                attend(grouped[segment.query], key, value, segment, scale, out[segment.query])
+                run(grouped[segment.query], key, value, segment, scale, out[segment.query])
             else:
                 part = torch.empty_like(grouped[segment.query])
-                attend(grouped[segment.query], key, value, segment, scale, part)
+                run(grouped[segment.query], key, value, segment, scale, part)
                 out[segment.query] = part
         return out.view(tokens, heads * d)
 
