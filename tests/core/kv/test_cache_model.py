@@ -25,7 +25,7 @@ from bien.core.kv.groups import GroupKind
 from tests.core.kv.chains import BT, DRAFT, FULL, STATE, WINDOW, chain, split
 
 SLOTS = 4
-EXAMPLES = int(os.environ.get("BIEN_TEST_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("BIEN_TEST_EXAMPLES", "40"))
 PHASES = [p for p in Phase if p is not Phase.explain]
 
 
