@@ -146,6 +146,7 @@ def build(
                 block_tokens=model.block_tokens,
                 eos_token_ids=architecture.eos_token_ids,
                 device_drafts=speculator.caps.max_drafts if device_drafter else 0,
+                vocab_size=architecture.vocab_size,
             ),
             clock=ctx.clock,
             speculator=None if device_drafter else speculator,

@@ -18,6 +18,7 @@ from bien.core.clock import Clock
 from bien.core.content import TokenContent, content_of
 from bien.core.errors import ContextLengthError, PluginFault, UserError
 from bien.core.flight import Flight, FlightItem
+from bien.core.guarded import GuardedSpeculator, GuardedStore
 from bien.core.kv.cache import KVCache
 from bien.core.kv.events import KVEvent
 from bien.core.kv.groups import GroupKind, KVGroup
@@ -67,6 +68,7 @@ class EngineLimits:
     block_tokens: int
     eos_token_ids: tuple[int, ...] = ()
     device_drafts: int = 0  # drafts per round of a device drafter, 0 = none
+    vocab_size: int = 1 << 32
 
 
 class Engine:
@@ -89,8 +91,8 @@ class Engine:
         self.cache = cache
         self.clock = clock
         self._scheduler = scheduler
-        self._speculator = speculator
-        self._store = store
+        self._speculator = speculator and GuardedSpeculator(speculator, limits.vocab_size)
+        self._store = store = store and GuardedStore(store)
         self._rng = rng or random.Random()
         self._drafting = speculator is not None or limits.device_drafts > 0
         self._sequences: dict[str, Sequence] = {}

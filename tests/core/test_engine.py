@@ -289,6 +289,61 @@ def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> 
     assert h.finish == {"a": "error"}
 
 
+@pytest.mark.parametrize("method", ["start", "extend", "propose", "observe", "end"])
+def test_a_drafter_that_fails_is_left_out(method: str) -> None:
+    groups = toy_groups()
+
+    class Failing(Guesser):
+        pass
+
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("boom")
+
+    setattr(Failing, method, fail)
+    h = Harness(fcfs(), groups=groups, speculator=Failing(groups, 0.5))
+    for i in range(3):
+        h.submit(f"r{i}", prompt_of(9, i), 12)
+    h.run()
+    for i in range(3):
+        h.expect(f"r{i}", prompt_of(9, i))
+
+
+@pytest.mark.parametrize("drafts", [[1] * 20, [-1], [1 << 33]])
+def test_drafts_that_cannot_be_verified_are_refused(drafts: list[int]) -> None:
+    class Wild(Guesser):
+        def propose(self, id: str, limit: int) -> list[int]:
+            return drafts
+
+    groups = toy_groups()
+    h = Harness(fcfs(), groups=groups, speculator=Wild(groups, 0.5))
+    h.submit("a", prompt_of(9), 12)
+    h.run()
+    h.expect("a", prompt_of(9))
+    assert h.engine.stats().drafted == 0
+
+
+@pytest.mark.parametrize("method", ["lookup", "save", "load", "take_events", "done", "failed"])
+def test_a_store_that_fails_is_left_out(method: str) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("boom")
+
+    class Failing(SlowStore):
+        def load(self, group: int, hashes: bytes, blocks: list[int]) -> Any:
+            transfer = super().load(group, hashes, blocks)
+            if method in ("done", "failed"):
+                setattr(transfer, method, fail)
+            return transfer
+
+    if method not in ("done", "failed"):
+        setattr(Failing, method, fail)
+    h = Harness(fcfs(), blocks=20, store=lambda executor: Failing(executor))
+    for turn in range(2):
+        for i in range(4):
+            h.submit(f"{turn}/{i}", prompt_of(40, i), 6)
+            h.run()
+            h.expect(f"{turn}/{i}", prompt_of(40, i))
+
+
 class Scenario:
     """Random traffic over one engine: sessions that extend themselves, with aborts."""
 

@@ -1,0 +1,139 @@
+"""Guards around plugins that the engine calls while a step is settled.
+
+Nothing but speed depends on a drafter or a lower tier. When one breaks its contract it is reported once
+and left out from then on; requests go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from bien.core.kv.store import KVStore, Transfer
+from bien.core.speculation.speculator import HostSpeculator
+
+T = TypeVar("T")
+log = logging.getLogger("bien.engine")
+
+
+class Guard:
+    """Calls a plugin until it fails once."""
+
+    def __init__(self, kind: str, plugin: object) -> None:
+        self.broken = False
+        self._name = f"{kind} {type(plugin).__name__}"
+
+    def call(self, act: Callable[[], T], otherwise: T) -> T:
+        """`act()`, or `otherwise` when the plugin is broken or breaks now."""
+        if self.broken:
+            return otherwise
+        try:
+            return act()
+        except Exception as error:
+            self.fault(repr(error), error)
+            return otherwise
+
+    def fault(self, what: str, error: BaseException | None = None) -> None:
+        self.broken = True
+        log.error("%s failed and is left out from now on: %s", self._name, what, exc_info=error)
+
+
+class GuardedSpeculator:
+    """A `HostSpeculator` that never raises and never proposes what cannot be verified."""
+
+    def __init__(self, inner: HostSpeculator, vocab_size: int) -> None:
+        self.caps = inner.caps
+        self._inner = inner
+        self._vocab = vocab_size
+        self._guard = Guard("speculator", inner)
+
+    def start(self, id: str, tokens: list[int]) -> None:
+        self._guard.call(lambda: self._inner.start(id, tokens), None)
+
+    def extend(self, id: str, tokens: list[int]) -> None:
+        self._guard.call(lambda: self._inner.extend(id, tokens), None)
+
+    def propose(self, id: str, limit: int) -> list[int]:
+        none: list[int] = []
+        drafts = self._guard.call(lambda: list(self._inner.propose(id, limit)), none)
+        if len(drafts) > limit:
+            self._guard.fault(f"{len(drafts)} drafts for {id!r}; valid: at most {limit}")
+            return []
+        if any(not 0 <= token < self._vocab for token in drafts):
+            self._guard.fault(f"drafts {drafts} for {id!r}; valid: ids from 0 to {self._vocab - 1}")
+            return []
+        return drafts
+
+    def observe(self, id: str, drafted: int, accepted: int) -> None:
+        self._guard.call(lambda: self._inner.observe(id, drafted, accepted), None)
+
+    def end(self, id: str) -> None:
+        self._guard.call(lambda: self._inner.end(id), None)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class GuardedStore:
+    """A `KVStore` that never raises: what it cannot do counts as absent."""
+
+    def __init__(self, inner: KVStore) -> None:
+        self._inner = inner
+        self._guard = Guard("kv_store", inner)
+
+    def lookup(self, group: int, hashes: bytes) -> list[bool]:
+        absent = [False] * (len(hashes) // 16)
+        found = self._guard.call(lambda: list(self._inner.lookup(group, hashes)), absent)
+        if len(found) != len(absent):
+            self._guard.fault(f"lookup of {len(absent)} hashes answered for {len(found)}")
+            return absent
+        return found
+
+    def save(self, group: int, hashes: bytes, blocks: list[int]) -> Transfer | None:
+        transfer = self._guard.call(lambda: self._inner.save(group, hashes, blocks), None)
+        return None if transfer is None else GuardedTransfer(transfer, self._guard)
+
+    def load(self, group: int, hashes: bytes, blocks: list[int]) -> Transfer:
+        transfer = self._guard.call(lambda: self._inner.load(group, hashes, blocks), None)
+        return Lost() if transfer is None else GuardedTransfer(transfer, self._guard)
+
+    def pin(self, group: int, hashes: bytes, ttl: float) -> None:
+        self._guard.call(lambda: self._inner.pin(group, hashes, ttl), None)
+
+    def evict(self, group: int, hashes: bytes) -> None:
+        self._guard.call(lambda: self._inner.evict(group, hashes), None)
+
+    def take_events(self) -> list[tuple[str, int, bytes]]:
+        return self._guard.call(self._inner.take_events, [])
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        return self._guard.call(lambda: self._inner.usage, (0, 0))
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class GuardedTransfer:
+    """A transfer of a store that broke has ended, and failed."""
+
+    def __init__(self, inner: Transfer, guard: Guard) -> None:
+        self._inner = inner
+        self._guard = guard
+
+    def done(self) -> bool:
+        return self._guard.call(self._inner.done, True)
+
+    def failed(self) -> bool:
+        return self._guard.call(self._inner.failed, True)
+
+
+class Lost:
+    """A load that did not even begin."""
+
+    def done(self) -> bool:
+        return True
+
+    def failed(self) -> bool:
+        return True
