@@ -91,6 +91,17 @@ class PluginFault(BienError):
     code = "plugin_fault"
 
 
+def error_kinds() -> dict[str, type[BienError]]:
+    """Every class by its code. A subclass that keeps its base's code does not stand in for it."""
+    found: dict[str, type[BienError]] = {}
+    todo: list[type[BienError]] = [BienError]
+    while todo:
+        kind = todo.pop()
+        found.setdefault(kind.code, kind)
+        todo += kind.__subclasses__()
+    return found
+
+
 def nearest(value: str, choices: Iterable[str]) -> str:
     """A clause that lists the valid choices and points at the nearest one."""
     known = sorted(choices)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bien.core.errors import BienError
+from bien.core.errors import BienError, error_kinds
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import Output
 from bien.gateway.routing import Decision, RouteRequest
@@ -101,15 +101,5 @@ class Stream:
 
 def failure(output: Output) -> BienError:
     """The error that a worker reported in an output."""
-    kind = _kinds().get(output.error_code, BienError)
+    kind = error_kinds().get(output.error_code, BienError)
     return kind(output.error or "the worker gave no reason")
-
-
-def _kinds() -> dict[str, type[BienError]]:
-    found: dict[str, type[BienError]] = {}
-    todo: list[type[BienError]] = [BienError]
-    while todo:
-        kind = todo.pop()
-        found.setdefault(kind.code, kind)
-        todo += kind.__subclasses__()
-    return found

@@ -15,7 +15,7 @@ import msgspec
 from bien.core.compose import Composition
 from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.entry_points import PluginRef
-from bien.core.errors import BienError, UserError
+from bien.core.errors import BienError, UserError, error_kinds
 from bien.core.worker.messages import WorkerInfo
 
 BUILDER = "bien.core.build:build_worker"
@@ -102,7 +102,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
     def revive(self) -> BienError:
         """The error as it was. A class that only the child knows comes back as its nearest known base."""
-        kind = _by_code(BienError).get(self.code, BienError)
+        kind = error_kinds().get(self.code, BienError)
         if issubclass(kind, UserError):
             return kind(self.message, field=self.field)
         return kind(self.message)
@@ -120,11 +120,3 @@ def line(message: Any) -> bytes:
 def read(data: bytes) -> FromChild:
     """One line of a child. msgspec.DecodeError when it is none."""
     return _decoder.decode(data)
-
-
-def _by_code(base: type[BienError]) -> dict[str, type[BienError]]:
-    found: dict[str, type[BienError]] = {}
-    for kind in base.__subclasses__():
-        found |= _by_code(kind)
-    # Last, so that a subclass that does not rename the code does not stand in for its base.
-    return found | {base.code: base}
