@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,7 +23,7 @@ from bien.core.text.model import TextModel
 from bien.core.worker.launch import WorkerProcess, launch
 from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.socket_client import SocketClient
-from bien.core.worker.start import WorkerStart
+from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
 from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
@@ -60,9 +58,9 @@ class Stack:
             lambda what, done, total: on_step("model", what, done, total),
         )
         async with AsyncExitStack() as opened:
-            token = secrets.token_hex(16)
-            starts = _starts(composition, folder, token)
-            processes = _Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)), token)
+            # Workers get the folder: none of them needs to look for the model again.
+            starts = assign(composition, msgspec.structs.replace(composition.model, name=str(folder)))
+            processes = _Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
             opened.push_async_callback(processes.stop)
             clients = await processes.connect()
             gateway, registry = _gateway(composition, clients)
@@ -104,9 +102,8 @@ class Stack:
 class _Processes:
     """The worker processes; one that dies is started again and joins the gateway with an empty cache."""
 
-    def __init__(self, workers: list[WorkerProcess], token: str) -> None:
+    def __init__(self, workers: list[WorkerProcess]) -> None:
         self._workers = workers
-        self._token = token
         self._watches: list[asyncio.Task[None]] = []
         self._clock = WallClock()
 
@@ -114,7 +111,7 @@ class _Processes:
         return [await self._connect(worker) for worker in self._workers]
 
     async def _connect(self, worker: WorkerProcess) -> SocketClient:
-        return await SocketClient.connect(worker.ready.host, worker.ready.port, self._token)
+        return await SocketClient.connect(worker.ready.host, worker.ready.port, worker.start.token)
 
     def watch(self, gateway: Gateway, on_step: OnStep) -> None:
         for index in range(len(self._workers)):
@@ -143,25 +140,6 @@ class _Processes:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self._workers))
-
-
-def _starts(composition: Composition, folder: Path, token: str) -> list[WorkerStart]:
-    workers = sum(pool.spec.count for pool in composition.pools)
-    share = max(1, (os.cpu_count() or 1) // workers)
-    # Workers get the folder: none of them needs to look for the model again.
-    model = msgspec.structs.replace(composition.model, name=str(folder))
-    return [
-        WorkerStart(
-            id=f"{pool.spec.name}-{number}",
-            model=model,
-            pool=pool.spec,
-            plugins=pool.plugins,
-            threads=pool.spec.threads or share,
-            token=token,
-        )
-        for pool in composition.pools
-        for number in range(pool.spec.count)
-    ]
 
 
 def _gateway(composition: Composition, clients: list[SocketClient]) -> tuple[Gateway, CollectorRegistry]:
