@@ -27,7 +27,7 @@ from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
 from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
-from bien.gateway.http.server import Server, serve
+from bien.gateway.http.server import Server, check_port, serve
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 RESTARTS = 5  # of one worker in a row; then the rest go on without it
@@ -52,6 +52,7 @@ class Stack:
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
         composition = compose(deployment, PluginManager.load())
+        await check_port(deployment.gateway.host, deployment.gateway.port)  # now, not after minutes of loading
         folder = await in_thread(
             resolve_model,
             deployment.model.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 
@@ -42,8 +43,7 @@ async def serve(
 
     ResourceError when the port is taken or the address is none of this machine's.
     """
-    if not 0 <= port < 1 << 16:  # uvloop would take it modulo 65536
-        raise ResourceError(f"port {port} is none; valid: 1 to 65535, or 0 for any free one", field="port")
+    _check_range(port)
     # Cancellation on disconnect: without it a client that leaves before the first byte is not noticed.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=grace)
     await runner.setup()
@@ -53,6 +53,30 @@ async def serve(
         await runner.cleanup()
         raise ResourceError(_why(error, host, port), field="port") from error
     return Server(app, runner, host)
+
+
+async def check_port(host: str, port: int) -> None:
+    """ResourceError, as `serve` would raise it, when nobody could listen there now; takes nothing.
+
+    For whoever has much to do before he serves.
+    """
+    _check_range(port)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:  # the options are those of the event loop
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise ResourceError(_why(error, host, port), field="port") from error
+
+
+def _check_range(port: int) -> None:
+    if not 0 <= port < 1 << 16:  # uvloop would take it modulo 65536
+        raise ResourceError(f"port {port} is none; valid: 1 to 65535, or 0 for any free one", field="port")
 
 
 def _why(error: OSError, host: str, port: int) -> str:

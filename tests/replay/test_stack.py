@@ -73,15 +73,14 @@ def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert children() == before
 
 
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+def test_a_port_in_use_is_named_before_anything_is_loaded() -> None:
     before = children()
-    write_toy(tmp_path / "toy")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ResourceError, match=f"port {port} on 127.0.0.1 is in use"):
-            start(deployment(tmp_path / "toy", port=port))
+            start(deployment("no-such-model", port=port))  # which would be the next to be looked for
     assert children() == before
 
 

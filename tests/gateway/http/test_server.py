@@ -13,7 +13,7 @@ from bien.core import __version__
 from bien.core.errors import ResourceError
 from bien.core.text.model import TextModel
 from bien.gateway.http.app import make_app
-from bien.gateway.http.server import serve
+from bien.gateway.http.server import check_port, serve
 
 TEXT = {"model": "toy", "prompt": "hello"}
 
@@ -74,6 +74,19 @@ async def test_a_taken_port_is_named(start: Any, fake: Any) -> None:
     ) as caught:
         await serve(app, "127.0.0.1", server.port)
     assert caught.value.status == 503
+    with pytest.raises(ResourceError) as early:
+        await check_port("127.0.0.1", server.port)
+    assert (str(early.value), early.value.field) == (str(caught.value), "port")
+
+
+async def test_a_check_leaves_the_port_free(start: Any, fake: Any) -> None:
+    server = await start()
+    await server.close()
+    await check_port("127.0.0.1", server.port)
+    app = make_app(fake, TextModel(fake.tokenizer), "toy", max_context=10)
+    again = await serve(app, "127.0.0.1", server.port)
+    assert again.port == server.port
+    await again.close()
 
 
 @pytest.mark.parametrize(
@@ -82,8 +95,9 @@ async def test_a_taken_port_is_named(start: Any, fake: Any) -> None:
 )
 async def test_an_impossible_address_is_named(fake: Any, host: str, port: int, words: str) -> None:
     app = make_app(fake, TextModel(fake.tokenizer), "toy", max_context=10)
-    with pytest.raises(ResourceError, match=words):
-        await serve(app, host, port)
+    for attempt in (serve(app, host, port), check_port(host, port)):
+        with pytest.raises(ResourceError, match=words):
+            await attempt
 
 
 async def test_request_ids(http: aiohttp.ClientSession) -> None:
