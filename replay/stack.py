@@ -52,7 +52,7 @@ class Stack:
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
         composition = compose(deployment, PluginManager.load())
-        await check_port(deployment.gateway.host, deployment.gateway.port)  # now, not after minutes of loading
+        await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
         folder = await in_thread(
             resolve_model,
             deployment.model.name,

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bien.core.request import TokenIds
 from bien.gateway.protocols.ask import Ask, Usage
 from bien.gateway.protocols.completions import CompletionAnswer
-from bien.core.request import TokenIds
 from bien.replay.targets.sse import TokenCounter
 
 texts = st.text(max_size=8) | st.sampled_from(

@@ -106,7 +106,7 @@ def joined(worker: psutil.Process) -> bool:
 
 
 def replay_while(tmp_path: Path, strike: Callable[[psutil.Process], None]) -> Result:
-    """Replay against a toy; `strike` gets the gateway's process when it has its worker, before the first turn."""
+    """Replay against a toy; `strike` gets the gateway's process when it has its worker, before a turn."""
     write_toy(tmp_path / "toy")
     trace = tmp_path / "t.bien.jsonl"
     write_native(trace, TraceMeta("native", 16), [session("a", (3.0, 100, 8), (0.1, 30, 5))])
