@@ -16,7 +16,7 @@ import numpy as np
 from bien.core.admission import Admission
 from bien.core.clock import Clock
 from bien.core.content import TokenContent, content_of
-from bien.core.errors import ContextLengthError, PluginFault, UserError
+from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
 from bien.core.flight import Flight, FlightItem
 from bien.core.guarded import GuardedSpeculator, GuardedStore
 from bien.core.kv.cache import KVCache
@@ -46,6 +46,7 @@ class SequenceOutput:
     accepted: int = 0
     rounds: int = 0
     error: str = ""
+    error_code: str = ""  # of the BienError's class, with finish "error"
 
 
 @dataclass(slots=True)
@@ -229,7 +230,7 @@ class Engine:
         flight = self._flights.popleft()
         assert flight.step == step, f"failure of step {step}, expected {flight.step}"
         for item in flight.items:
-            self._error(item.sequence, f"step failed: {error}")
+            self._error(item.sequence, error, "step failed: ")
         return self.flush()
 
     def flush(self) -> StepReport:
@@ -484,14 +485,16 @@ class Engine:
         self._scheduler.remove(s)
         self._stats.finished += 1
 
-    def _error(self, s: Sequence, message: str) -> None:
+    def _error(self, s: Sequence, error: BaseException, when: str = "") -> None:
         if s.status is not Status.FINISHED:
             self._end(s, "error")
-            self._report.outputs.append(SequenceOutput(s.id, 0, b"", "error", error=message))
+            code = error.code if isinstance(error, BienError) else BienError.code
+            text = f"{when}{error}"
+            self._report.outputs.append(SequenceOutput(s.id, 0, b"", "error", error=text, error_code=code))
 
     def _end_all(self, error: BaseException) -> None:
         for s in list(self._sequences.values()):
-            self._error(s, str(error))
+            self._error(s, error)
 
     def _tier_events(self, report: StepReport) -> None:
         if self._store is not None:

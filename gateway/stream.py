@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from bien.core.errors import BienError, error_kinds
+from bien.core.errors import BienError, UserError, error_kinds
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import Output
 from bien.gateway.routing import Decision, RouteRequest
@@ -102,4 +102,5 @@ class Stream:
 def failure(output: Output) -> BienError:
     """The error that a worker reported in an output."""
     kind = error_kinds().get(output.error_code, BienError)
-    return kind(output.error or "the worker gave no reason")
+    text = output.error or "the worker gave no reason"
+    return kind(text, field=output.error_field or None) if issubclass(kind, UserError) else kind(text)

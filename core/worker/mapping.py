@@ -107,9 +107,10 @@ def duplicate(rid: int) -> UserError:
 
 def error_output(rid: int, error: BaseException) -> Output:
     """The last output of a request that failed."""
-    if isinstance(error, BienError):
-        return Output(rid, finish="error", error=str(error), error_code=error.code)
-    return Output(rid, finish="error", error=f"{type(error).__name__}: {error}", error_code=BienError.code)
+    if not isinstance(error, BienError):
+        return Output(rid, finish="error", error=f"{type(error).__name__}: {error}", error_code=BienError.code)
+    field = error.field if isinstance(error, UserError) else None
+    return Output(rid, finish="error", error=str(error), error_code=error.code, error_field=field or "")
 
 
 def _output(rid: int, output: SequenceOutput) -> Output:
@@ -120,7 +121,7 @@ def _output(rid: int, output: SequenceOutput) -> Output:
         finish=output.finish,
         cached=output.cached,
         error=output.error,
-        error_code=BienError.code if output.finish == "error" else "",
+        error_code=output.error_code,
         drafted=output.drafted,
         accepted=output.accepted,
         rounds=output.rounds,

@@ -76,6 +76,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     drafted: int = 0  # on the last output: totals of the request
     accepted: int = 0
     rounds: int = 0
+    error_field: str = ""  # the request's field that is wrong, where one is
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):

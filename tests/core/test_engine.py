@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bien.core.errors import ContextLengthError, UserError
+from bien.core.errors import ContextLengthError, ResourceError, UserError
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
@@ -285,8 +285,24 @@ def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> 
 
     h = Harness(Broken(FcfsConfig()))
     h.submit("a", prompt_of(5), 3)
+    assert h.engine.begin() is None
+    [output] = h.engine.flush().outputs
+    assert (output.finish, output.error_code) == ("error", "plugin_fault")
+    assert "scheduler Broken planned 'a' twice" in output.error
     h.run()
-    assert h.finish == {"a": "error"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ResourceError("no memory"), "no_resources"), (RuntimeError("boom"), "internal_error")]
+)
+def test_a_failed_step_ends_its_requests_with_the_error_s_code(error: Exception, code: str) -> None:
+    h = Harness(fcfs())
+    h.submit("a", prompt_of(5), 3)
+    plan = h.engine.begin()
+    assert plan is not None
+    [output] = h.engine.fail(plan.step, error).outputs
+    assert (output.finish, output.error, output.error_code) == ("error", f"step failed: {error}", code)
+    h.run()
 
 
 @pytest.mark.parametrize("method", ["start", "extend", "propose", "observe", "end"])

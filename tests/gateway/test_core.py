@@ -342,8 +342,16 @@ async def test_what_a_worker_refuses_reaches_the_client(make_gateway: MakeGatewa
             worker.emit(stream.rid, 0, "error", error="no room", error_code=code)
             with pytest.raises(kind, match="no room"):
                 await anext(stream)
+    for field in ("max_tokens", ""):
+        async with gateway.generate(request()) as stream:
+            worker.send(
+                Output(stream.rid, finish="error", error="no", error_code="invalid_request", error_field=field)
+            )
+            with pytest.raises(UserError) as caught:
+                await anext(stream)
+            assert caught.value.field == (field or None)
     assert worker.aborted == []
-    assert finished(gateway) == {"error": 2}
+    assert finished(gateway) == {"error": 4}
 
 
 @virtual

@@ -94,7 +94,8 @@ class FakeEngine:
         flight, ids = self._flights.popleft()
         assert flight == step
         live = [id for id in ids if self._live.pop(id, None) is not None]
-        return StepReport([SequenceOutput(id, 0, b"", "error", error=f"step failed: {error}") for id in live])
+        text, code = f"step failed: {error}", getattr(error, "code", "internal_error")
+        return StepReport([SequenceOutput(id, 0, b"", "error", error=text, error_code=code) for id in live])
 
     def flush(self) -> StepReport:
         events, self._events = self._events, []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.engine import SequenceOutput, StepReport
-from bien.core.errors import ContextLengthError, UserError
+from bien.core.errors import BienError, ContextLengthError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
@@ -173,3 +173,14 @@ def test_errors_keep_their_code() -> None:
     assert error_output(1, ContextLengthError("too long")).error_code == "context_length_exceeded"
     assert error_output(1, KeyError("x")).error_code == "internal_error"
     assert "KeyError: 'x'" in error_output(1, KeyError("x")).error
+    requests = RequestMap()
+    mine = requests.add(1, 0, GenerateRequest("a", TokenIds.of([1])))
+    broken = SequenceOutput(mine.id, 0, b"", "error", error="planned twice", error_code="plugin_fault")
+    [output] = requests.outputs([broken])[1]
+    assert (output.error, output.error_code) == ("planned twice", "plugin_fault")
+
+
+def test_errors_keep_their_field() -> None:
+    assert error_output(1, ContextLengthError("too long", field="max_tokens")).error_field == "max_tokens"
+    assert error_output(1, ContextLengthError("too long")).error_field == ""
+    assert error_output(1, BienError("broken")).error_field == ""
