@@ -20,6 +20,8 @@ class Owner(Protocol):
     """What admission needs of the engine."""
 
     clock: Clock
+    launched: int  # number of the newest step begun
+    settled: int  # and of the newest one ended
 
     def started(self, s: Sequence) -> None: ...
     def stopped(self, s: Sequence) -> None: ...
@@ -28,14 +30,30 @@ class Owner(Protocol):
 
 
 class _Load:
-    """A sequence whose blocks are on their way from a lower tier."""
+    """A sequence whose blocks are on their way from a lower tier.
 
-    def __init__(self, blocks: int, parts: list[tuple[Transfer, Missing]]) -> None:
+    The blocks may have belonged to a sequence whose last step is still in flight and writes to them. Steps
+    follow each other, transfers do not: they start once every step launched before has ended.
+    """
+
+    def __init__(self, blocks: int, missing: list[Missing], after: int) -> None:
         self.blocks = blocks
-        self.parts = parts
+        self.missing = missing
+        self.after = after  # the step to wait for
+        self.transfers: list[Transfer] | None = None  # None: not begun
+
+    def begin(self, store: KVStore) -> None:
+        self.transfers = [store.load(m.group, m.hashes, m.blocks) for m in self.missing]
 
     def done(self) -> bool:
-        return all(t.done() for t, _ in self.parts)
+        return self.transfers is not None and all([t.done() for t in self.transfers])
+
+    def idle(self) -> bool:
+        """Whether no transfer writes to its blocks."""
+        return self.transfers is None or self.done()
+
+    def failed(self) -> bool:
+        return any(t.failed() for t in self.transfers or ())
 
 
 class Admission:
@@ -148,6 +166,7 @@ class Admission:
                 else:
                     self._orphans.append((load, kv))
         for s, load in list(self._loads.items()):
+            self._advance(load)
             if load.done():
                 self._loaded(s, load)
 
@@ -201,7 +220,7 @@ class Admission:
         """Take slot and KV back, in whatever state they are."""
         load = self._loads.pop(s, None)
         if s.kv is not None:
-            if load is not None and not load.done():
+            if load is not None and not load.idle():
                 self._orphans.append((load, s.kv))
             else:
                 self._cache.release(s.kv)
@@ -224,7 +243,6 @@ class Admission:
         """Before closing: let go of transfers that will not be waited for."""
         for load, kv in self._orphans:
             self._cache.release(kv)
-            load.parts.clear()
         self._orphans.clear()
         for _, g, blocks in self._saves:
             self._cache.unpin(g, blocks)
@@ -279,10 +297,9 @@ class Admission:
         s.kv = kv
         s.computed = wanted * self._block
         if missing:
-            assert self._store is not None
             s.status = Status.LOADING
-            parts = [(self._store.load(m.group, m.hashes, m.blocks), m) for m in missing]
-            self._loads[s] = _Load(wanted, parts)
+            self._loads[s] = load = _Load(wanted, missing, self._owner.launched)
+            self._advance(load)
         return True
 
     def _room(self, tokens: int, attached: int) -> bool:
@@ -338,7 +355,7 @@ class Admission:
 
     def _loaded(self, s: Sequence, load: _Load) -> None:
         assert s.kv is not None
-        if any(t.failed() for t, _ in load.parts):
+        if load.failed():
             self._cache.release(s.kv)
             s.kv = None
             s.skip_store = True
@@ -353,6 +370,11 @@ class Admission:
         hashes = self._owner.chain(s, load.blocks)
         self._cache.commit(s.kv, hashes, load.blocks * self._block)
         self._ready(s, load.blocks)
+
+    def _advance(self, load: _Load) -> None:
+        if load.transfers is None and self._owner.settled >= load.after:
+            assert self._store is not None
+            load.begin(self._store)
 
     def _empty(self) -> tuple[SequenceKV, list[Missing]]:
         opened = self._cache.attach(b"", self._cache.match(b""), 0)

@@ -100,7 +100,7 @@ class Engine:
         self._flights: deque[Flight] = deque()
         self._report = StepReport()  # what arises outside a step, until the next report
         self._stats = WorkerStats()
-        self._step = 0
+        self.launched = self.settled = 0
         self._order = 0
         self._windows = any(g.kind is GroupKind.WINDOW for g in groups)
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
@@ -187,6 +187,7 @@ class Engine:
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step}, expected {flight.step}"
         assert steps == 1 or not self._flights, "a jump cannot overlap"
+        self.settled = flight.step
         report, self._report = self._report, StepReport()
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
         accepted = result.accepted.tolist()
@@ -229,6 +230,7 @@ class Engine:
         """The oldest step in flight failed: end its sequences with finish "error", free everything."""
         flight = self._flights.popleft()
         assert flight.step == step, f"failure of step {step}, expected {flight.step}"
+        self.settled = step
         for item in flight.items:
             self._error(item.sequence, error, "step failed: ")
         return self.flush()
@@ -322,7 +324,7 @@ class Engine:
                 raise PluginFault(f"scheduler {name} planned {s.id!r} without reserving {item.tokens} tokens")
 
     def _launch(self, plan: StepPlan) -> ExecutorPlan:
-        self._step += 1
+        self.launched += 1
         items: list[FlightItem] = []
         slots, starts, counts, drafts, samples, hosted = [], [], [], [], [], []
         for item in plan.items:
@@ -345,10 +347,10 @@ class Engine:
             s.drafts = 0
         restores = self._admission.take_restores()
         snapshots = self._snapshots.plan(items)
-        flight = Flight(self._step, items, sum(counts))
+        flight = Flight(self.launched, items, sum(counts))
         self._flights.append(flight)
         return ExecutorPlan(
-            step=self._step,
+            step=self.launched,
             slots=i32(slots),
             starts=i32(starts),
             counts=i32(counts),
