@@ -108,7 +108,8 @@ async def _stream(
                     break
                 await events.write(data)
         # Outside: a client that reads slowly must not hold an engine's place for what is over.
-        return await events.end(data + answer.closing(progress.reason, progress.usage))
+        speculation = progress.speculation if ask.return_token_ids else None
+        return await events.end(data + answer.closing(progress.reason, progress.usage, speculation))
     except Exception as error:
         if not events.begun or isinstance(error, ConnectionResetError):
             raise
@@ -136,7 +137,11 @@ async def _whole(
             if attempt == ATTEMPTS - 1:
                 raise
     body = answer.whole(
-        "".join(texts), b"".join(ids) if ask.return_token_ids else None, progress.reason, progress.usage
+        "".join(texts),
+        b"".join(ids) if ask.return_token_ids else None,
+        progress.reason,
+        progress.usage,
+        progress.speculation if ask.return_token_ids else None,
     )
     return web.Response(body=body, content_type="application/json")
 

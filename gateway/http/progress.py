@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bien.core.errors import BienError
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
-from bien.gateway.protocols.ask import Usage
+from bien.gateway.protocols.ask import Speculation, Usage
 
 
 @dataclass(slots=True)
@@ -22,12 +22,15 @@ class Progress:
         self._text = text
         self._cached = 0
         self.finish: str | None = None  # "stop" or "length", once nothing more is needed
+        self.speculation: Speculation | None = None  # once the engine's last output came
 
     def take(self, output: Output) -> Piece:
         """Text and ids that an output adds. With a stop string found, `finish` is set although the engine
         goes on: leave the stream."""
         if output.cached >= 0:
             self._cached = output.cached
+        if output.finish is not None:
+            self.speculation = Speculation(output.drafted, output.accepted, output.rounds)
         ids = memoryview(output.tokens).cast("I")
         # An engine stops at stop tokens only, so the last one is one: it counts, but it is no text.
         text, used = self._text.push(ids, silent_last=output.finish == "stop")

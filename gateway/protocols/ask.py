@@ -63,8 +63,17 @@ class Usage(msgspec.Struct):
         return cls(prompt, completion, prompt + completion, CachedTokens(max(0, cached)))
 
 
+class Speculation(msgspec.Struct):
+    """What drafting did for one generation: "bien" in answers with `return_token_ids`."""
+
+    drafted: int  # tokens proposed
+    accepted: int  # of these
+    rounds: int  # of drafting and verifying; each gains what was accepted, and one token
+
+
 class Answer(Protocol):
-    """Writes one answer. `token_ids` is uint32-LE bytes, None where the client did not ask for ids."""
+    """Writes one answer. `token_ids` is uint32-LE bytes, None where the client did not ask for ids; so is
+    `speculation`, which is also None where the generation was cut at a stop string."""
 
     id: str
 
@@ -74,10 +83,17 @@ class Answer(Protocol):
 
     def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes: ...
 
-    def closing(self, finish: str, usage: Usage) -> bytes:
+    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         """The finish event, a usage event where asked for, the end mark."""
         ...
 
-    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+    def whole(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+    ) -> bytes:
         """The body of an answer that is not streamed."""
         ...

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from bien.core.errors import UserError
-from bien.gateway.protocols.ask import Ask, Chat, Usage
-from bien.gateway.protocols.events import Events, encode, encode_ids
+from bien.gateway.protocols.ask import Ask, Chat, Speculation, Usage
+from bien.gateway.protocols.events import Events, encode, encode_ids, extension
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode
 
 
@@ -111,16 +111,22 @@ class ChatAnswer:
     def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
         return self._events.piece(text, token_ids, usage)
 
-    def closing(self, finish: str, usage: Usage) -> bytes:
-        return self._events.closing(finish, usage)
+    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+        return self._events.closing(finish, usage, speculation)
 
-    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+    def whole(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+    ) -> bytes:
         ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = encode({"index": 0, "message": message, "logprobs": None, "finish_reason": finish})[:-1]
-        return b"".join(
-            (encode(self._head)[:-1], b',"choices":[', choice, ids, b'}],"usage":', encode(usage), b"}")
-        )
+        end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
+        return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
 
 
 def _message(message: Message, at: int) -> dict[str, Any]:

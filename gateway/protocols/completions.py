@@ -2,7 +2,8 @@
 
 Beside OpenAI's fields: `prompt_token_ids_b64` (instead of `prompt`) and `trace_decode_token_ids[_b64]`
 carry ids as base64 of uint32-LE, which costs a hundredth of a JSON list; `trace_decode_token_ids` are a
-recorded continuation that replaces the sampled tokens; `return_token_ids` adds `token_ids` to choices.
+recorded continuation that replaces the sampled tokens; `return_token_ids` adds `token_ids` to choices, and
+at the end `bien` with the totals of speculation (ask.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
-from bien.gateway.protocols.ask import Ask, Usage
-from bien.gateway.protocols.events import Events, encode, encode_ids
+from bien.gateway.protocols.ask import Ask, Speculation, Usage
+from bien.gateway.protocols.events import Events, encode, encode_ids, extension
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -56,15 +57,21 @@ class CompletionAnswer:
     def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
         return self._events.piece(text, token_ids, usage)
 
-    def closing(self, finish: str, usage: Usage) -> bytes:
-        return self._events.closing(finish, usage)
+    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+        return self._events.closing(finish, usage, speculation)
 
-    def whole(self, text: str, token_ids: bytes | None, finish: str, usage: Usage) -> bytes:
+    def whole(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+    ) -> bytes:
         ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
         choice = encode({"index": 0, "text": text, "logprobs": None, "finish_reason": finish})[:-1]
-        return b"".join(
-            (encode(self._head)[:-1], b',"choices":[', choice, ids, b'}],"usage":', encode(usage), b"}")
-        )
+        end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
+        return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
 
 
 def _prompt(fields: CompletionFields) -> str | TokenIds:

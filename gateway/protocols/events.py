@@ -6,7 +6,7 @@ import array
 
 import msgspec
 
-from bien.gateway.protocols.ask import Ask, Usage
+from bien.gateway.protocols.ask import Ask, Speculation, Usage
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.encode
@@ -22,7 +22,7 @@ class Events:
         self._continuous = ask.continuous_usage
         self._include = ask.include_usage
         # With usage asked for, chunks before the last one say null, as the API does.
-        self._end = b'],"usage":null}\n\n' if ask.include_usage else b"]}\n\n"
+        self._end = b',"usage":null}\n\n' if ask.include_usage else b"}\n\n"
         self._start = start
         self._before = start + b'{"index":0,' + before
         self._after = after + b',"logprobs":null,"finish_reason":null'
@@ -32,15 +32,16 @@ class Events:
         out = [self._before, encode(text), self._after]
         if token_ids is not None:
             out += (b',"token_ids":', encode_ids(token_ids))
-        out += (b"}", self._tail(usage))
+        out += (b"}]", self._tail(usage))
         return b"".join(out)
 
     def raw(self, choice: bytes) -> bytes:
         """A chunk with a choice that is JSON already."""
-        return self._start + choice + self._end
+        return self._start + choice + b"]" + self._end
 
-    def closing(self, finish: str, usage: Usage) -> bytes:
-        out = [self._start, self._closing, encode(finish), b"}", self._tail(usage)]
+    def closing(self, finish: str, usage: Usage, speculation: Speculation | None) -> bytes:
+        end = extension(speculation) + self._tail(usage)
+        out = [self._start, self._closing, encode(finish), b"}]", end]
         if self._include:
             out += (self._start, b'],"usage":', encode(usage), b"}\n\n")
         out.append(DONE)
@@ -48,8 +49,13 @@ class Events:
 
     def _tail(self, usage: Usage | None) -> bytes:
         if self._continuous and usage is not None:
-            return b'],"usage":' + encode(usage) + b"}\n\n"
+            return b',"usage":' + encode(usage) + b"}\n\n"
         return self._end
+
+
+def extension(speculation: Speculation | None) -> bytes:
+    """The field that only bien's answers have."""
+    return b"" if speculation is None else b',"bien":' + encode(speculation)
 
 
 def encode_ids(packed: bytes) -> bytes:

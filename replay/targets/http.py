@@ -143,6 +143,7 @@ class HttpTarget:
         elif missing < 0:
             record.got += missing  # chunks without running counts were not one token each
         record.cached = counter.usage.cached
+        record.drafted, record.accepted, record.rounds = msgspec.structs.astuple(counter.speculation)
         if counter.error:
             record.error = counter.error
         elif not counter.done:

@@ -7,6 +7,7 @@ import msgspec
 _IDS = b'"token_ids":['
 _COUNT = b'"completion_tokens":'
 _USAGE = b'"usage":{'
+_BIEN = b'"bien":{'
 _ERROR = b'data: {"error"'
 _CHOICES = b'"choices":[]'
 _DONE = b"data: [DONE]"
@@ -28,12 +29,21 @@ class Usage(msgspec.Struct):
         return -1 if details is None or details.cached_tokens is None else details.cached_tokens
 
 
+class Speculation(msgspec.Struct):
+    """What bien's own gateway says; -1 where nobody does."""
+
+    drafted: int = -1
+    accepted: int = -1
+    rounds: int = -1
+
+
 class _Message(msgspec.Struct):
     message: str = ""
 
 
 class _Chunk(msgspec.Struct):
     usage: Usage | None = None
+    bien: Speculation | None = None
     error: _Message | str | None = None
 
 
@@ -43,6 +53,7 @@ class TokenCounter:
 
     def __init__(self) -> None:
         self.usage = Usage()
+        self.speculation = Speculation()
         self.error = ""
         self.done = False  # the stream was ended by the server, not by the network
         self.estimated = False  # chunks were counted as one token: neither ids nor running usage came
@@ -76,9 +87,13 @@ class TokenCounter:
         if event.startswith(_ERROR):
             error = self._decode(event).error
             self.error = (error if isinstance(error, str) else error.message if error else "") or "no reason"
-        elif event.startswith(_DONE):
+            return
+        if event.startswith(_DONE):
             self.done = True
-        elif _USAGE in event:
+            return
+        if _BIEN in event:
+            self.speculation = self._decode(event).bien or Speculation()
+        if _USAGE in event:
             self._last_usage = event
             at = event.rfind(_COUNT)
             if _CHOICES not in event and at >= 0:

@@ -79,6 +79,9 @@ class FakeServer:
             if body["stream_options"].get("continuous_usage_stats"):
                 chunk["usage"] = usage | {"completion_tokens": n}
             await self._send(response, chunk)
+        if self._ours:
+            end = {"index": 0, "text": "", "finish_reason": "length"}
+            await self._send(response, {"choices": [end], "bien": {"drafted": 4, "accepted": 3, "rounds": 2}})
         await self._send(response, {"choices": [], "usage": usage | {"completion_tokens": n}})
         await response.write_eof(b"data: [DONE]\n\n")
 

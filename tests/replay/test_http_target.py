@@ -44,6 +44,7 @@ def test_our_server_gets_packed_ids_and_the_recorded_continuation() -> None:
         assert body["ignore_eos"] and body["stream"] and body["max_tokens"] == 5
         assert "prompt" not in body
         assert (record.got, record.cached, record.worker, record.predicted) == (5, 16, "w1", 32)
+        assert (record.drafted, record.accepted, record.rounds) == (4, 3, 2)
         assert record.ok and record.sent <= record.first <= record.last
         assert sum(record.chunk_counts) == 5
 
@@ -58,6 +59,7 @@ def test_other_servers_get_a_list_and_running_usage() -> None:
         assert body["prompt"] == Materializer(1000, 3).tokens(PROMPT, "scope").ids().tolist()
         assert not {k for k in body if k.startswith(("trace_", "return_", "session"))}
         assert (record.got, record.cached, record.worker, record.predicted) == (5, 16, "", -1)
+        assert (record.drafted, record.accepted, record.rounds) == (-1, -1, -1)
 
     asyncio.run(main())
 

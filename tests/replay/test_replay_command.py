@@ -72,6 +72,7 @@ def test_a_run_ends_with_a_table_and_a_result(
     assert (result.kind, result.turns.count, result.tokens.output) == ("live", 9, 36)
     assert result.deployment == {"url": server.url}
     assert result.router.parity == 2.0  # the fake predicts 32 tokens and finds 16
+    assert result.speculation.acceptance_length == 2.5
     assert result.client.cpu_ms_per_request is not None and result.client.send_lag_ms is not None
     assert len(server.requests) == 9
 

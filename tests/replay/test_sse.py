@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.request import TokenIds
-from bien.gateway.protocols.ask import Ask, Usage
+from bien.gateway.protocols.ask import Ask, Speculation, Usage
 from bien.gateway.protocols.completions import CompletionAnswer
 from bien.replay.targets.sse import TokenCounter
 
 texts = st.text(max_size=8) | st.sampled_from(
-    ['"token_ids":[1,2]', 'data: {"error"', '"usage":{', "\n\n", "]"]
+    ['"token_ids":[1,2]', 'data: {"error"', '"usage":{', '"bien":{"rounds":9}', "\n\n", "]"]
 )
 
 
@@ -25,7 +26,8 @@ def answer(pieces: list[tuple[str, int]], **more: bool) -> bytes:
         seen += n
         ids = TokenIds.of(range(n)).packed if ask.return_token_ids else None
         data += out.piece(text, ids, Usage.of(50, seen, 16))
-    return data + out.closing("length", Usage.of(50, total, 16))
+    speculation = Speculation(8, 5, 3) if ask.return_token_ids else None
+    return data + out.closing("length", Usage.of(50, total, 16), speculation)
 
 
 @given(st.lists(st.tuples(texts, st.integers(1, 4)), max_size=6), st.booleans(), st.integers(1, 400))
@@ -39,6 +41,7 @@ def test_counts_what_the_gateway_writes_however_it_is_cut(
     assert counter.finish() == 0
     assert counter.done and not counter.error and not counter.estimated
     assert (counter.usage.prompt_tokens, counter.usage.cached) == (50, 16)
+    assert msgspec.structs.astuple(counter.speculation) == ((8, 5, 3) if ids else (-1, -1, -1))
 
 
 def event(value: object) -> bytes:

@@ -42,7 +42,8 @@ def test_a_replay_through_real_processes(tmp_path: Path) -> None:
     trace = tmp_path / "t.bien.jsonl"
     sessions = [session(f"s{i}", (0, 100, 8), (0.01, 30, 5)) for i in range(2)]
     write_native(trace, TraceMeta("native", 16), sessions)
-    plan = Plan((trace,), ReplayOptions(concurrency=2), tmp_path / "r.json", deployment(tmp_path / "toy"))
+    deployed = deployment(tmp_path / "toy", speculator=Selection("early-exit", {"layers": 1}))
+    plan = Plan((trace,), ReplayOptions(concurrency=2), tmp_path / "r.json", deployed)
     with Display(WallClock()) as display:
         result, interrupted = asyncio.run(replay(plan, display))
     assert not interrupted and result.turns.count == 4 and result.turns.errors == 0
@@ -52,6 +53,7 @@ def test_a_replay_through_real_processes(tmp_path: Path) -> None:
     assert result.router.parity == 1.0
     assert result.cache.loss is not None and result.cache.loss.unknown == 0
     assert result.router.imbalance == 1.0
+    assert result.speculation.acceptance_length is not None and result.speculation.acceptance_length >= 1
     assert read_result(tmp_path / "r.json").tokens == result.tokens
     assert children() == before
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bien.core.request import TokenIds
 from bien.core.testing.text import byte_level
 from bien.core.text.model import TextModel
 from bien.core.text.tokenizer import Tokenizer
@@ -67,6 +68,23 @@ async def test_usage_in_every_chunk(http: aiohttp.ClientSession, fake: Any) -> N
     assert [e["usage"] and e["usage"]["completion_tokens"] for e in got] == [1, 3, 6, 8, 8, 8]
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+async def test_totals_of_speculation_come_with_token_ids(
+    http: aiohttp.ClientSession, fake: Any, path: str, body: dict[str, Any]
+) -> None:
+    ids = TokenIds.of(fake.text("llo"))
+    fake.script = ["he", Output(1, 3, ids.packed, drafted=6, accepted=4, rounds=2)]
+    totals = {"drafted": 6, "accepted": 4, "rounds": 2}
+    for more, want in (({"return_token_ids": True}, totals), ({}, None)):
+        usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        for options in ({}, usage):
+            got = await events(http, path, {**body, **more, **options})
+            assert [e.get("bien") for e in got if e["choices"] and e["choices"][0]["finish_reason"]] == [want]
+            assert sum("bien" in e for e in got) == bool(want)
+        async with http.post(path, json={**body, **more}) as response:
+            assert (await response.json()).get("bien") == want
+
+
 async def test_a_stop_string_aborts_and_surplus_tokens_do_not_count(
     http: aiohttp.ClientSession, fake: Any
 ) -> None:
@@ -74,6 +92,7 @@ async def test_a_stop_string_aborts_and_surplus_tokens_do_not_count(
     got = await events(http, "/v1/completions", {**TEXT, "stop": ["xy"], "return_token_ids": True})
     assert "".join(e["choices"][0]["text"] for e in got) == "hello w"
     assert got[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "bien" not in got[-1]  # the totals were still to come
     ids = [i for e in got[:-1] for i in e["choices"][0]["token_ids"]]
     assert fake.tokenizer.decode(ids) == "hello wxy"
     assert (len(fake.aborted), fake.ended) == (1, [])
