@@ -345,7 +345,9 @@ async def test_what_a_worker_refuses_reaches_the_client(make_gateway: MakeGatewa
     for field in ("max_tokens", ""):
         async with gateway.generate(request()) as stream:
             worker.send(
-                Output(stream.rid, finish="error", error="no", error_code="invalid_request", error_field=field)
+                Output(
+                    stream.rid, finish="error", error="no", error_code="invalid_request", error_field=field
+                )
             )
             with pytest.raises(UserError) as caught:
                 await anext(stream)
