@@ -6,14 +6,12 @@ from typing import Protocol
 
 from bien.core.clock import Clock
 from bien.core.errors import ContextLengthError, PluginFault
-from bien.core.kv.cache import KVCache, Match, Missing, SequenceKV
+from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup
-from bien.core.kv.hashing import HASH_BYTES
-from bien.core.kv.prefix import usable_blocks
-from bien.core.kv.store import KVStore, Transfer
 from bien.core.plan import NewSequence, StateCopy
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
+from bien.core.tier import Load, Tier
 
 
 class Owner(Protocol):
@@ -29,33 +27,6 @@ class Owner(Protocol):
     def chain(self, s: Sequence, blocks: int) -> bytes: ...
 
 
-class _Load:
-    """A sequence whose blocks are on their way from a lower tier.
-
-    The blocks may have belonged to a sequence whose last step is still in flight and writes to them. Steps
-    follow each other, transfers do not: they start once every step launched before has ended.
-    """
-
-    def __init__(self, blocks: int, missing: list[Missing], after: int) -> None:
-        self.blocks = blocks
-        self.missing = missing
-        self.after = after  # the step to wait for
-        self.transfers: list[Transfer] | None = None  # None: not begun
-
-    def begin(self, store: KVStore) -> None:
-        self.transfers = [store.load(m.group, m.hashes, m.blocks) for m in self.missing]
-
-    def done(self) -> bool:
-        return self.transfers is not None and all([t.done() for t in self.transfers])
-
-    def idle(self) -> bool:
-        """Whether no transfer writes to its blocks."""
-        return self.transfers is None or self.done()
-
-    def failed(self) -> bool:
-        return any(t.failed() for t in self.transfers or ())
-
-
 class Admission:
     """Implements `SchedulerView`."""
 
@@ -66,7 +37,7 @@ class Admission:
         groups: tuple[KVGroup, ...],
         slots: int,
         block_tokens: int,
-        store: KVStore | None,
+        tier: Tier,
         snapshots: Snapshots,
         lookahead: int,
     ) -> None:
@@ -75,7 +46,7 @@ class Admission:
         self._cache = cache
         self._groups = groups
         self._block = block_tokens
-        self._store = store
+        self._tier = tier
         self._snapshots = snapshots
         self._lookahead = lookahead
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
@@ -86,9 +57,6 @@ class Admission:
         self._released: list[int] = []
         self._restores: list[StateCopy] = []
         self._dirty: dict[Sequence, None] = {}
-        self._loads: dict[Sequence, _Load] = {}
-        self._orphans: list[tuple[_Load, SequenceKV]] = []  # aborted while loading
-        self._saves: list[tuple[Transfer, int, list[int]]] = []
 
     # -- the scheduler's view
 
@@ -105,7 +73,7 @@ class Admission:
             return False
         s.slot = self._free.pop()
         self._running += 1
-        if s not in self._loads:
+        if not s.loading:
             self._ready(s, s.computed // self._block)
         return True
 
@@ -156,29 +124,9 @@ class Admission:
 
     def poll(self) -> None:
         """Look after transfers; a failed load falls back to recompute."""
-        if self._saves:
-            self._poll_saves()
-        if self._orphans:
-            orphans, self._orphans = self._orphans, []
-            for load, kv in orphans:
-                if load.done():  # asked once: a transfer may end between two looks
-                    self._cache.release(kv)
-                else:
-                    self._orphans.append((load, kv))
-        for s, load in list(self._loads.items()):
-            self._advance(load)
-            if load.done():
-                self._loaded(s, load)
-
-    def save_committed(self) -> None:
-        """Offer newly shared blocks to the store; they are pinned while they are copied."""
-        for g, hashes, blocks in self._cache.take_committed():
-            if self._store is None:
-                continue
-            transfer = self._store.save(g, hashes, blocks)
-            if transfer is not None:
-                self._cache.pin(g, blocks)
-                self._saves.append((transfer, g, blocks))
+        self._tier.poll()
+        for s, load in self._tier.advance(self._owner.settled):
+            self._loaded(s, load)
 
     def steps_that_fit(self, sequences: list[Sequence], steps: int) -> int:
         """The largest number of decode steps <= `steps` that need no more blocks than there are.
@@ -218,12 +166,9 @@ class Admission:
 
     def release(self, s: Sequence) -> None:
         """Take slot and KV back, in whatever state they are."""
-        load = self._loads.pop(s, None)
+        loading = False
         if s.kv is not None:
-            if load is not None and not load.idle():
-                self._orphans.append((load, s.kv))
-            else:
-                self._cache.release(s.kv)
+            loading = self._tier.drop(s, s.kv)
             s.kv = None
         self._dirty.pop(s, None)
         if s.slot < 0:
@@ -231,30 +176,13 @@ class Admission:
         if any(n.slot == s.slot for n in self._new):
             self._new = [n for n in self._new if n.slot != s.slot]
             self._restores = [r for r in self._restores if r.slot != s.slot]
-        elif load is None:
+        elif not loading:
             self._released.append(s.slot)
         self._free.append(s.slot)
         self._running -= 1
         s.slot = -1
-        if load is None:
+        if not loading:
             self._owner.stopped(s)
-
-    def drain(self) -> None:
-        """Before closing: let go of transfers that will not be waited for."""
-        for load, kv in self._orphans:
-            self._cache.release(kv)
-        self._orphans.clear()
-        for _, g, blocks in self._saves:
-            self._cache.unpin(g, blocks)
-        self._saves.clear()
-
-    @property
-    def loading(self) -> bool:
-        return bool(self._loads or self._orphans)
-
-    @property
-    def zombies(self) -> list[SequenceKV]:
-        return [kv for _, kv in self._orphans]
 
     @property
     def free_slots(self) -> int:
@@ -282,7 +210,7 @@ class Admission:
         limit = (s.length - 1) // self._block  # at least one token must be computed
         hashes = self._owner.chain(s, limit)
         match = self._cache.match(hashes)
-        wanted = self._stored(hashes, match) if self._store and not s.skip_store else match.blocks
+        wanted = self._tier.usable(hashes, match, s.skip_store)
         opened = self._cache.attach(hashes, match, wanted)
         if opened is None and wanted > match.blocks:
             wanted = match.blocks
@@ -298,8 +226,7 @@ class Admission:
         s.computed = wanted * self._block
         if missing:
             s.status = Status.LOADING
-            self._loads[s] = load = _Load(wanted, missing, self._owner.launched)
-            self._advance(load)
+            self._tier.load(s, wanted, missing, self._owner.launched)
         return True
 
     def _room(self, tokens: int, attached: int) -> bool:
@@ -314,20 +241,6 @@ class Admission:
     def _blocks(self, group: KVGroup, tokens: int) -> int:
         span = min(tokens, group.window + 2 * self._block) if group.window else tokens
         return -(-span // self._block)
-
-    def _stored(self, hashes: bytes, match: Match) -> int:
-        assert self._store is not None
-        present = []
-        for g in range(len(self._groups)):
-            here = match.present[g].copy()
-            lacking = [i for i in range(len(here)) if not here[i]]
-            if lacking:
-                first = lacking[0]
-                there = self._store.lookup(g, hashes[first * HASH_BYTES :])
-                for i in lacking:
-                    here[i] = there[i - first]
-            present.append(here)
-        return usable_blocks(self._groups, present)
 
     def _ready(self, s: Sequence, blocks: int) -> None:
         assert s.kv is not None
@@ -353,39 +266,20 @@ class Admission:
         self._dirty[s] = None
         self._owner.started(s)
 
-    def _loaded(self, s: Sequence, load: _Load) -> None:
+    def _loaded(self, s: Sequence, load: Load) -> None:
         assert s.kv is not None
-        if load.failed():
-            self._cache.release(s.kv)
-            s.kv = None
-            s.skip_store = True
-            del self._loads[s]
-            if self._attach(s):
-                self._ready(s, s.computed // self._block)
-            else:  # memory is short for a moment: stay LOADING and try again at the next poll
-                self._loads[s] = load
-                s.kv, _ = self._empty()
+        if not load.failed():
+            self._cache.commit(s.kv, self._owner.chain(s, load.blocks), load.blocks * self._block)
+            self._ready(s, load.blocks)
             return
-        del self._loads[s]
-        hashes = self._owner.chain(s, load.blocks)
-        self._cache.commit(s.kv, hashes, load.blocks * self._block)
-        self._ready(s, load.blocks)
-
-    def _advance(self, load: _Load) -> None:
-        if load.transfers is None and self._owner.settled >= load.after:
-            assert self._store is not None
-            load.begin(self._store)
-
-    def _empty(self) -> tuple[SequenceKV, list[Missing]]:
+        s.skip_store = True
+        self._cache.release(s.kv)
+        s.kv = None
+        if self._attach(s):
+            self._ready(s, s.computed // self._block)
+            return
+        # Memory is short for a moment: stay LOADING, with nothing held, and try again.
         opened = self._cache.attach(b"", self._cache.match(b""), 0)
         assert opened is not None
-        return opened
-
-    def _poll_saves(self) -> None:
-        rest = []
-        for transfer, g, blocks in self._saves:
-            if transfer.done():
-                self._cache.unpin(g, blocks)
-            else:
-                rest.append((transfer, g, blocks))
-        self._saves = rest
+        s.kv = opened[0]
+        self._tier.again(s, load)

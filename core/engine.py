@@ -30,6 +30,7 @@ from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
 from bien.core.speculation.speculator import HostSpeculator
+from bien.core.tier import Tier
 from bien.core.worker.messages import WorkerStats
 
 
@@ -93,7 +94,7 @@ class Engine:
         self.clock = clock
         self._scheduler = scheduler
         self._speculator = speculator and GuardedSpeculator(speculator, limits.vocab_size)
-        self._store = store = store and GuardedStore(store)
+        self._store = store and GuardedStore(store)
         self._rng = rng or random.Random()
         self._drafting = speculator is not None or limits.device_drafts > 0
         self._sequences: dict[str, Sequence] = {}
@@ -104,13 +105,14 @@ class Engine:
         self._order = 0
         self._windows = any(g.kind is GroupKind.WINDOW for g in groups)
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
+        self._tier = Tier(self._store, cache, groups)
         self._admission = Admission(
             self,
             cache,
             groups,
             limits.slots,
             limits.block_tokens,
-            store,
+            self._tier,
             self._snapshots,
             limits.device_drafts,
         )
@@ -207,7 +209,7 @@ class Engine:
         self._stats.computed_tokens += flight.tokens * steps
         self._stats.busy_seconds += result.seconds * steps
         self._scheduler.note(result.seconds * steps, flight.tokens * steps)
-        self._admission.save_committed()
+        self._tier.save_committed()
         report.events += self.cache.take_events()
         self._tier_events(report)
         return report
@@ -252,7 +254,7 @@ class Engine:
     @property
     def loading(self) -> bool:
         """Whether a transfer runs: with `begin()` None, poll again in about a millisecond."""
-        return self._admission.loading
+        return self._tier.busy
 
     @property
     def in_flight(self) -> int:
@@ -285,7 +287,7 @@ class Engine:
         """AssertionError unless free + cached + referenced = total in every pool, with nothing held by
         sequences that are gone."""
         live = [s.kv for s in self._sequences.values() if s.kv is not None]
-        self.cache.check_integrity(live + self._admission.zombies)
+        self.cache.check_integrity(live + self._tier.held)
         slots = [s.slot for s in self._sequences.values() if s.slot >= 0]
         assert len(set(slots)) == len(slots), f"a slot is held twice: {sorted(slots)}"
         assert len(slots) + self._admission.free_slots == self.limits.slots, "a slot is lost"
@@ -293,7 +295,7 @@ class Engine:
     def close(self) -> None:
         for sequence in list(self._sequences.values()):
             self._end(sequence, "abort")
-        self._admission.drain()
+        self._tier.drain()
         self._scheduler.close()
         if self._speculator:
             self._speculator.close()

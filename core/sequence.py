@@ -71,6 +71,10 @@ class Sequence:
         return self.length + self.promised
 
     @property
+    def loading(self) -> bool:
+        return self.status is Status.LOADING
+
+    @property
     def pending(self) -> int:
         """Tokens that can be computed now: the rest of the prompt, or 1 in decode, 0 while unplannable.
 

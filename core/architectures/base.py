@@ -36,4 +36,6 @@ class ArchitectureReader(Protocol):
 
     model_types: tuple[str, ...]  # values of `model_type` in config.json that this reader takes
 
-    def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture: ...
+    def read(
+        self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str
+    ) -> Architecture: ...

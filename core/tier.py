@@ -1,0 +1,138 @@
+"""The engine's side of a lower KV tier: loads at admission, saves after commit, and what they hold."""
+
+from __future__ import annotations
+
+from bien.core.kv.cache import KVCache, Match, Missing, SequenceKV
+from bien.core.kv.groups import KVGroup
+from bien.core.kv.hashing import HASH_BYTES
+from bien.core.kv.prefix import usable_blocks
+from bien.core.kv.store import KVStore, Transfer
+from bien.core.sequence import Sequence
+
+
+class Load:
+    """A sequence whose blocks are on their way from a lower tier.
+
+    The blocks may have belonged to a sequence whose last step is still in flight and writes to them. Steps
+    follow each other, transfers do not: they start once every step launched before has ended.
+    """
+
+    def __init__(self, blocks: int, missing: list[Missing], after: int) -> None:
+        self.blocks = blocks
+        self.missing = missing
+        self.after = after  # the step to wait for
+        self.transfers: list[Transfer] | None = None  # None: not begun
+
+    def done(self) -> bool:
+        return self.transfers is not None and all(t.done() for t in self.transfers)
+
+    def idle(self) -> bool:
+        """Whether no transfer writes to its blocks."""
+        return self.transfers is None or self.done()
+
+    def failed(self) -> bool:
+        return any(t.failed() for t in self.transfers or ())
+
+
+class Tier:
+    """Works without a store too: then nothing is ever found or saved."""
+
+    def __init__(self, store: KVStore | None, cache: KVCache, groups: tuple[KVGroup, ...]) -> None:
+        self._store = store
+        self._cache = cache
+        self._groups = groups
+        self._loads: dict[Sequence, Load] = {}
+        self._orphans: list[tuple[Load, SequenceKV]] = []  # aborted while loading
+        self._saves: list[tuple[Transfer, int, list[int]]] = []
+
+    def usable(self, hashes: bytes, match: Match, skip: bool) -> int:
+        """Blocks of the chain that device and store hold together."""
+        if self._store is None or skip:
+            return match.blocks
+        present = []
+        for g in range(len(self._groups)):
+            here = match.present[g].copy()
+            lacking = (~here).nonzero()[0].tolist()
+            if lacking:
+                first = lacking[0]
+                there = self._store.lookup(g, hashes[first * HASH_BYTES :])
+                for i in lacking:
+                    here[i] = there[i - first]
+            present.append(here)
+        return usable_blocks(self._groups, present)
+
+    def load(self, s: Sequence, blocks: int, missing: list[Missing], after: int) -> None:
+        """`s` waits for these blocks; transfers begin once step `after` has ended."""
+        self._loads[s] = Load(blocks, missing, after)
+
+    def advance(self, settled: int) -> list[tuple[Sequence, Load]]:
+        """Begin the loads that may begin now; those that have ended are handed over."""
+        ended = []
+        for s, load in list(self._loads.items()):
+            if load.transfers is None and settled >= load.after:
+                assert self._store is not None
+                load.transfers = [self._store.load(m.group, m.hashes, m.blocks) for m in load.missing]
+            if load.done():
+                ended.append((s, load))
+        for s, _ in ended:
+            del self._loads[s]
+        return ended
+
+    def again(self, s: Sequence, load: Load) -> None:
+        """Hand an ended load over once more at the next look."""
+        self._loads[s] = load
+
+    def drop(self, s: Sequence, kv: SequenceKV) -> bool:
+        """Let go of `kv`, at once or when its load has ended. Whether it was loading."""
+        load = self._loads.pop(s, None)
+        if load is not None and not load.idle():
+            self._orphans.append((load, kv))
+        else:
+            self._cache.release(kv)
+        return load is not None
+
+    def poll(self) -> None:
+        """Let go of what ended transfers held."""
+        if self._saves:
+            saves, self._saves = self._saves, []
+            for transfer, g, blocks in saves:
+                if transfer.done():
+                    self._cache.unpin(g, blocks)
+                else:
+                    self._saves.append((transfer, g, blocks))
+        if self._orphans:
+            orphans, self._orphans = self._orphans, []
+            for load, kv in orphans:
+                if load.done():  # asked once: a transfer may end between two looks
+                    self._cache.release(kv)
+                else:
+                    self._orphans.append((load, kv))
+
+    def save_committed(self) -> None:
+        """Offer newly shared blocks to the store; they are pinned while they are copied."""
+        for g, hashes, blocks in self._cache.take_committed():
+            if self._store is None:
+                continue
+            transfer = self._store.save(g, hashes, blocks)
+            if transfer is not None:
+                self._cache.pin(g, blocks)
+                self._saves.append((transfer, g, blocks))
+
+    def drain(self) -> None:
+        """Before closing: let go of transfers that will not be waited for."""
+        for _, kv in self._orphans:
+            self._cache.release(kv)
+        self._orphans.clear()
+        for _, g, blocks in self._saves:
+            self._cache.unpin(g, blocks)
+        self._saves.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something loads."""
+        return bool(self._loads or self._orphans)
+
+    @property
+    def held(self) -> list[SequenceKV]:
+        """KV of sequences that are gone while their loads run."""
+        return [kv for _, kv in self._orphans]
