@@ -114,7 +114,9 @@ class ThroughputReport(msgspec.Struct):
 
 
 class Jobs(msgspec.Struct):
-    """Session trees. `slowdown` is null: it needs the same turns at concurrency 1 with an ideal cache."""
+    """Session trees. `slowdown` (see slowdown.py) needs the same turns at concurrency 1 with an ideal cache.
+    A simulation gets them by a second run where it is asked to; a live run has none to compare with (null):
+    it would take as long again, on a worker whose KV need not fit into this machine."""
 
     count: int  # completed
     per_hour: float | None

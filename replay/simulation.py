@@ -27,6 +27,7 @@ from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
 from bien.replay.result import Result
+from bien.replay.slowdown import alone, slowdown
 from bien.replay.target import TargetInfo
 from bien.replay.targets.gateway import GatewayTarget
 from bien.replay.traces import open_paths
@@ -36,12 +37,14 @@ TICK = 60.0  # virtual seconds between looks at the progress
 
 
 class SimulationPlan(msgspec.Struct, frozen=True):
-    """What is simulated. `jump` False takes every step by itself (slow; the results are the same)."""
+    """What is simulated. `jump` False takes every step by itself (slow; the results are the same);
+    `slowdown` simulates the trace once more, for `jobs.slowdown`."""
 
     traces: tuple[Path, ...]
     options: ReplayOptions
     deployment: Deployment
     jump: bool = True
+    slowdown: bool = False
 
 
 def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
@@ -72,15 +75,32 @@ def simulate(
     on_tick: Callable[[Driver], None] = lambda driver: None,
     wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
 ) -> Result:
-    """Run it to its end. `on_tick` is called now and then; `wrap` may observe each worker.
+    """Run it to its end. `on_tick` is called now and then; `wrap` may observe each worker (but for those
+    of a second run, which is there for the slowdown only).
 
     Raises:
         BienError: deployment or trace are wrong.
     """
     deployment, notes = simulated(plan.deployment)
+    driver, result = _simulate(plan, manager, deployment, on_tick, wrap)
+    result.fidelity.notes.extend(notes)
+    if plan.slowdown:
+        single = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, concurrency=1))
+        ideal, _ = _simulate(single, manager, alone(deployment, driver), on_tick)
+        result.jobs.slowdown = slowdown(driver, ideal)
+    return result
+
+
+def _simulate(
+    plan: SimulationPlan,
+    manager: PluginManager,
+    deployment: Deployment,
+    on_tick: Callable[[Driver], None],
+    wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
+) -> tuple[Driver, Result]:
     composition = compose(deployment, manager)
     workers = [wrap(built) for built in build_workers(composition, plan.options.seed)]
-    return VirtualClock.run(_run(plan, manager, composition, workers, notes, on_tick))
+    return VirtualClock.run(_run(plan, manager, composition, workers, on_tick))
 
 
 def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
@@ -117,9 +137,8 @@ async def _run(
     manager: PluginManager,
     composition: Composition,
     workers: list[BuiltWorker],
-    notes: list[str],
     on_tick: Callable[[Driver], None],
-) -> Result:
+) -> tuple[Driver, Result]:
     clock = VirtualClock()
     clients = [InProcessClient(w.info, w.engine, w.executor, clock, jump=plan.jump) for w in workers]
     gateway = make_gateway(composition, clients, clock, plan.options.seed)
@@ -151,9 +170,7 @@ async def _run(
     meta = trace.meta
     described: dict[str, Any] = msgspec.to_builtins(composition.deployment)
     described["gateway"]["secret"] = "set" if composition.spec.secret else ""
-    result = measure(driver, meta, kind="simulated", deployment=described, load=load)
-    result.fidelity.notes.extend(notes)
-    return result
+    return driver, measure(driver, meta, kind="simulated", deployment=described, load=load)
 
 
 async def _busy(workers: list[BuiltWorker]) -> dict[str, float]:

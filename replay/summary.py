@@ -71,7 +71,7 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         parts = {n: getattr(loss, n) for n in loss.__struct_fields__}
         facts.append(("cache loss", ", ".join(f"{n.replace('_', ' ')} {v:.1%}" for n, v in parts.items())))
     facts += [
-        ("jobs", f"{jobs.count}, {_number(jobs.per_hour, 1)} an hour"),
+        ("jobs", f"{jobs.count}, {_number(jobs.per_hour, 1)} an hour" + _slowdown(jobs.slowdown)),
         ("router", f"parity {_number(router.parity, 3)}, imbalance {_number(router.imbalance, 2)}"),
         (
             "fidelity",
@@ -80,6 +80,10 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ),
     ]
     return facts
+
+
+def _slowdown(value: float | None) -> str:
+    return "" if value is None else f", waiting {value:.2f} times as long as alone"
 
 
 def _also(**counts: int) -> str:

@@ -31,6 +31,12 @@ def simulate(
     gap_cap: Annotated[float | None, typer.Option(help="Longest gap in seconds, after scaling.")] = None,
     sessions: Annotated[int | None, typer.Option(help="Simulate so many sessions at most.")] = None,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    slowdown: Annotated[
+        bool,
+        typer.Option(
+            help="Simulate once more, one session tree at a time with an ideal cache: jobs.slowdown."
+        ),
+    ] = False,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
 ) -> None:
     """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
@@ -56,7 +62,9 @@ def simulate(
         sessions=sessions,
         seed=seed,
     ).check()
-    plan = SimulationPlan(tuple(trace or ()), options, load_deployment(deployment, [EXAMPLES]))
+    plan = SimulationPlan(
+        tuple(trace or ()), options, load_deployment(deployment, [EXAMPLES]), slowdown=slowdown
+    )
     manager = PluginManager.load()
     survey = Survey(open_paths(plan.traces, manager), options)
     survey.check()
