@@ -343,7 +343,8 @@ def test_engine_verifies_drafts(folder: Path, oracle: Oracle) -> None:
     for id, prompt in prompts.items():
         plain.submit(id, prompt, max_tokens=40)
     plain.run()
-    h = engine(folder, speculator=Script({id: p + plain.tokens[id] for id, p in prompts.items()}))
+    script = Script({id: p + plain.tokens[id] for id, p in prompts.items()})
+    h = engine(folder, speculator=script)
     for id, prompt in prompts.items():
         h.submit(id, prompt, max_tokens=40)
     h.run()
@@ -355,7 +356,7 @@ def test_engine_verifies_drafts(folder: Path, oracle: Oracle) -> None:
         greedy(oracle, prompt, h.tokens[id])
         again = prompt + h.tokens[id] + text(53, 3)
         h.submit(id + "2", again, max_tokens=8)
-        h.engine._speculator.texts[id + "2"] = again  # type: ignore[union-attr]
+        script.texts[id + "2"] = again
         h.run()
         assert h.cached[id + "2"] >= (len(prompt) + 39) // BLOCK * BLOCK
         greedy(oracle, again, h.tokens[id + "2"])
