@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bien.core.sampling.rng import uniforms
 
+COLDEST = 1e-5  # below this temperature only the maximum has weight, and float32 would divide by zero
 _PIECE = 256  # tokens per piece of a two-level cumulative sum
 
 
@@ -30,12 +31,12 @@ def sample_rows(
     """Draw one token per row.
 
     logits: [R, V], float; -inf forbids a token. The rest: [R] on the host. seeds: 64-bit. positions: of
-    the token to draw, any numbering that is stable for a request. temperature: 0 is greedy (the lowest
-    index of equal maxima). top_p >= 1 and top_k <= 0 are off. Returns [R] int64 on the logits' device.
+    the token to draw, any numbering that is stable for a request. temperature: below `COLDEST` is greedy (the
+    lowest index of equal maxima). top_p >= 1 and top_k <= 0 are off. Returns [R] int64 on the logits' device.
     """
     tokens = _greedy(logits)
     heat = np.asarray(temperature, np.float64)
-    rows = np.flatnonzero(heat > 0)
+    rows = np.flatnonzero(heat >= COLDEST)
     if len(rows):
         u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows])
         index = torch.from_numpy(rows).to(logits.device)
