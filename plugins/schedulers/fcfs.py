@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
@@ -14,8 +15,8 @@ class FcfsConfig(msgspec.Struct, forbid_unknown_fields=True):
     """`token_budget`: most tokens computed in a step (it bounds the step's length, and so the gaps between
     tokens of those that decode). `max_running`: most sequences with KV (0: as many as there are slots)."""
 
-    token_budget: int = 512
-    max_running: int = 0
+    token_budget: Annotated[int, msgspec.Meta(ge=1)] = 512
+    max_running: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Fcfs:

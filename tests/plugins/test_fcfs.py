@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bien.core.compose import compose
+from bien.core.deployment import parse_deployment
+from bien.core.errors import DeploymentError
+from bien.core.plugins import PluginManager
 from bien.core.testing.scheduler import SchedulerSuite
 from bien.core.testing.suites import failures
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
@@ -17,3 +21,11 @@ class TestFcfs(SchedulerSuite):
 @pytest.mark.parametrize("config", [FcfsConfig(token_budget=5), FcfsConfig(max_running=2)])
 def test_fcfs_conforms_at_other_parameters(config: FcfsConfig):
     assert failures(type("Suite", (SchedulerSuite,), {"build": lambda self: Fcfs(config)})) == []
+
+
+@pytest.mark.parametrize("parameters", [{"token_budget": 0}, {"token_budget": -5}, {"max_running": -1}])
+def test_parameters_that_would_plan_nothing_are_refused(parameters: dict[str, int]):
+    """With them every request would wait for ever."""
+    pool = {"scheduler": {"use": "fcfs", **parameters}}
+    with pytest.raises(DeploymentError, match=rf"pool\[0\]\.scheduler\.{next(iter(parameters))}"):
+        compose(parse_deployment({"pool": [pool]}), PluginManager.load())
