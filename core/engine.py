@@ -9,56 +9,30 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from bien.core.admission import Admission
 from bien.core.clock import Clock
 from bien.core.content import TokenContent, content_of
 from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
-from bien.core.flight import Flight, FlightItem
-from bien.core.guarded import GuardedSpeculator, GuardedStore
+from bien.core.flight import Flight
+from bien.core.guarded import GuardedScheduler, GuardedSpeculator, GuardedStore
 from bien.core.kv.cache import KVCache
 from bien.core.kv.events import KVEvent
-from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.kv.groups import KVGroup
 from bien.core.kv.hashing import HASH_BYTES, continue_chain, extend_chain, root_hash
 from bien.core.kv.store import KVStore
-from bien.core.plan import ExecutorPlan, NewSequence, StepPlan, StepResult, TableUpdate, i32
+from bien.core.launch import Launcher, check_plan
+from bien.core.plan import ExecutorPlan, StepResult
+from bien.core.report import SequenceOutput, StepReport
 from bien.core.request import GenerateRequest
 from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
+from bien.core.settlement import Settlement
 from bien.core.snapshots import Snapshots
 from bien.core.speculation.speculator import HostSpeculator
 from bien.core.tier import Tier
 from bien.core.worker.messages import WorkerStats
-
-
-@dataclass(slots=True)
-class SequenceOutput:
-    """What one request gained in a step."""
-
-    id: str
-    count: int
-    tokens: bytes  # uint32-LE ids, empty in simulation
-    finish: str | None = None
-    cached: int = -1  # set on the first output
-    drafted: int = 0  # totals, set on the last output
-    accepted: int = 0
-    rounds: int = 0
-    error: str = ""
-    error_code: str = ""  # of the BienError's class, with finish "error"
-
-
-@dataclass(slots=True)
-class StepReport:
-    """What a step changed, for gateways and index."""
-
-    outputs: list[SequenceOutput] = field(default_factory=list)
-    events: list[KVEvent] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.outputs or self.events)
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,18 +66,16 @@ class Engine:
         self.groups = groups
         self.cache = cache
         self.clock = clock
-        self._scheduler = scheduler
-        self._speculator = speculator and GuardedSpeculator(speculator, limits.vocab_size)
-        self._store = store and GuardedStore(store)
+        self._scheduler = GuardedScheduler(scheduler)
+        self._speculator = GuardedSpeculator(speculator, limits.vocab_size) if speculator else None
+        self._store = GuardedStore(store) if store else None
         self._rng = rng or random.Random()
-        self._drafting = speculator is not None or limits.device_drafts > 0
         self._sequences: dict[str, Sequence] = {}
         self._flights: deque[Flight] = deque()
         self._report = StepReport()  # what arises outside a step, until the next report
         self._stats = WorkerStats()
         self.launched = self.settled = 0
         self._order = 0
-        self._windows = any(g.kind is GroupKind.WINDOW for g in groups)
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
         self._tier = Tier(self._store, cache, groups)
         self._admission = Admission(
@@ -115,6 +87,16 @@ class Engine:
             self._tier,
             self._snapshots,
             limits.device_drafts,
+        )
+        self._launcher = Launcher(
+            self._admission,
+            self._snapshots,
+            groups,
+            host_drafts=speculator is not None,
+            device_drafts=limits.device_drafts,
+        )
+        self._settlement = Settlement(
+            self, cache, groups, self._snapshots, self._speculator, self._stats, limits.eos_token_ids
         )
 
     # -- requests
@@ -148,15 +130,15 @@ class Engine:
             length=prompt,
             hashes=self._prompt_chain(request),
         )
+        self._scheduler.add(sequence)
         self._order += 1
         self._sequences[request.id] = sequence
-        self._scheduler.add(sequence)
 
     def abort(self, id: str) -> None:
         """Drop a request; unknown or finished ids are ignored. No output follows."""
         sequence = self._sequences.get(id)
         if sequence is not None:
-            self._end(sequence, "abort")
+            self.end(sequence, "abort")
 
     # -- steps
 
@@ -170,15 +152,16 @@ class Engine:
             plan = self._scheduler.plan(self._admission)
             if not plan.items and self._stats.preemptions > before:
                 plan = self._scheduler.plan(self._admission)  # a lone victim may come back at once
-            self._check(plan)
-        except Exception as error:
-            if not isinstance(error, PluginFault):
-                error = PluginFault(f"scheduler {type(self._scheduler).__name__} failed: {error!r}")
+            check_plan(plan, self._sequences, self._scheduler.name)
+        except PluginFault as error:
             self._end_all(error)
             return None
         if not plan.items:
             return None
-        return self._launch(plan)
+        self.launched += 1
+        flight, work = self._launcher.launch(self.launched, plan)
+        self._flights.append(flight)
+        return work
 
     def finish(self, result: StepResult) -> StepReport:
         """Commit the oldest step in flight."""
@@ -204,7 +187,7 @@ class Engine:
             tokens = b"" if ids is None else ids[at : at + gained].tobytes()
             at += gained
             drafts = proposed[i] if proposed else 0
-            self._settle(item, gained, steps, tokens, drafts, report)
+            self._settlement.settle(item, gained, steps, tokens, drafts, report)
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps
         self._stats.busy_seconds += result.seconds * steps
@@ -294,7 +277,7 @@ class Engine:
 
     def close(self) -> None:
         for sequence in list(self._sequences.values()):
-            self._end(sequence, "abort")
+            self.end(sequence, "abort")
         self._tier.drain()
         self._scheduler.close()
         if self._speculator:
@@ -302,183 +285,10 @@ class Engine:
         if self._store:
             self._store.close()
 
-    # -- begin
-
-    def _check(self, plan: StepPlan) -> None:
-        name = type(self._scheduler).__name__
-        seen: set[int] = set()
-        for item in plan.items:
-            s = item.sequence
-            if s.status is not Status.RUNNING or self._sequences.get(s.id) is not s:
-                raise PluginFault(f"scheduler {name} planned {s.id!r}, which is {s.status.name}, not RUNNING")
-            if id(s) in seen:
-                raise PluginFault(f"scheduler {name} planned {s.id!r} twice in one step")
-            seen.add(id(s))
-            new = item.tokens - item.drafts
-            if not 1 <= new <= s.pending or not 0 <= item.drafts <= s.drafts:
-                raise PluginFault(
-                    f"scheduler {name} planned {item.tokens} tokens with {item.drafts} drafts for {s.id!r}; "
-                    f"valid: 1..{s.pending} tokens, 0..{s.drafts} drafts"
-                )
-            if item.drafts and new != s.pending:
-                raise PluginFault(f"scheduler {name} planned drafts behind an unfinished chunk of {s.id!r}")
-            if s.reserved < s.planned + item.tokens:
-                raise PluginFault(f"scheduler {name} planned {s.id!r} without reserving {item.tokens} tokens")
-
-    def _launch(self, plan: StepPlan) -> ExecutorPlan:
-        self.launched += 1
-        items: list[FlightItem] = []
-        slots, starts, counts, drafts, samples, hosted = [], [], [], [], [], []
-        for item in plan.items:
-            s = item.sequence
-            new = item.tokens - item.drafts
-            sampling = new == s.pending
-            slots.append(s.slot)
-            starts.append(s.planned)
-            counts.append(item.tokens)
-            drafts.append(item.drafts)
-            samples.append(int(sampling))
-            if item.drafts and self._speculator is not None:
-                hosted += s.draft_tokens[: item.drafts]
-            items.append(FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling))
-            s.planned += item.tokens
-            if sampling:
-                s.promised += 1
-                # A drafter needs the confirmed token: such a sequence waits for its step to end.
-                s.syncs = item.drafts > 0 or (self._drafting and s.request.sampling.speculate)
-            s.drafts = 0
-        restores = self._admission.take_restores()
-        snapshots = self._snapshots.plan(items)
-        flight = Flight(self.launched, items, sum(counts))
-        self._flights.append(flight)
-        return ExecutorPlan(
-            step=self.launched,
-            slots=i32(slots),
-            starts=i32(starts),
-            counts=i32(counts),
-            drafts=i32(drafts),
-            samples=i32(samples),
-            new=self._entering(),
-            released=i32(self._admission.take_released()),
-            tables=self._tables(),
-            restores=restores,
-            snapshots=snapshots,
-            draft_tokens=i32(hosted),
-            device_drafts=self.limits.device_drafts > 0,
-        )
-
-    def _entering(self) -> list[NewSequence]:
-        new = self._admission.take_new()
-        for n in new:
-            n.max_drafts = self.limits.device_drafts if n.sampling.speculate else 0
-        return new
-
-    def _tables(self) -> list[TableUpdate]:
-        dirty = [(s.slot, s.kv) for s in self._admission.take_dirty() if s.kv is not None and s.slot >= 0]
-        out = []
-        for g in range(len(self.groups)):
-            parts = [(slot, *kv.take_update_arrays(g)) for slot, kv in dirty]
-            parts = [p for p in parts if len(p[1])]
-            if not parts:
-                out.append(TableUpdate(i32(), i32(), i32()))
-                continue
-            slots = np.concatenate([np.full(len(index), slot, np.int32) for slot, index, _ in parts])
-            index = np.concatenate([p[1] for p in parts]).astype(np.int32, copy=False)
-            blocks = np.concatenate([p[2] for p in parts]).astype(np.int32, copy=False)
-            out.append(TableUpdate(slots, index, blocks))
-        return out
-
-    # -- finish
-
-    def _settle(
-        self, item: FlightItem, gained: int, steps: int, tokens: bytes, proposed: int, report: StepReport
-    ) -> None:
-        s = item.sequence
-        if s.status is Status.FINISHED:  # stopped or aborted while this step was in flight
-            return
-        if item.samples:
-            s.promised -= 1
-            s.syncs = False
-        current = item.epoch == s.epoch
-        computed = item.start + item.count - item.drafts + max(0, gained - 1) + (steps - 1)
-        count = gained * steps
-        finish = None
-        if count:
-            count, tokens, finish = self._append(s, count, tokens)
-        if current:
-            s.computed = min(computed, s.length)
-            if item.drafts or steps > 1:
-                s.planned = s.computed
-            self._commit(s)
-            self._snapshots.settle(item, s)
-        if item.drafts:
-            s.rounds += 1
-            s.drafted += item.drafts
-            s.accepted += gained - 1
-            self._stats.rounds += 1
-            self._stats.drafted += item.drafts
-            self._stats.accepted += gained - 1
-            if self._speculator is not None:
-                self._speculator.observe(s.id, item.drafts, gained - 1)
-        if count:
-            self._output(s, count, tokens, finish, report)
-        if finish is None and item.samples and current:
-            self._draft(s, proposed)
-
-    def _append(self, s: Sequence, count: int, tokens: bytes) -> tuple[int, bytes, str | None]:
-        """Confirm tokens; cut behind a stop token. Returns what was gained, and why it ended, if it did."""
-        finish = None
-        sampling = s.request.sampling
-        if tokens and (sampling.stop_token_ids or not sampling.ignore_eos):
-            eos = () if sampling.ignore_eos else self.limits.eos_token_ids
-            for i, token in enumerate(memoryview(tokens).cast("I")):
-                made = s.output_tokens + i + 1
-                if made >= sampling.min_tokens and (token in eos or token in sampling.stop_token_ids):
-                    count, tokens, finish = i + 1, tokens[: 4 * (i + 1)], "stop"
-                    break
-        s.content.append(tokens, count)
-        s.length += count
-        if finish is None and s.output_tokens >= sampling.max_tokens:
-            finish = "length"
-        self._stats.output_tokens += count
-        if self._speculator is not None and sampling.speculate and tokens and s.kv is not None:
-            self._speculator.extend(s.id, list(memoryview(tokens).cast("I")))
-        return count, tokens, finish
-
-    def _commit(self, s: Sequence) -> None:
-        blocks = s.computed // self.limits.block_tokens
-        if s.kv is None or blocks <= s.committed:
-            return
-        self.cache.commit(s.kv, self.chain(s, blocks), s.computed)
-        if self._windows:
-            self.cache.slide(s.kv, s.computed)
-        s.committed = blocks
-
-    def _output(self, s: Sequence, count: int, tokens: bytes, finish: str | None, report: StepReport) -> None:
-        out = SequenceOutput(s.id, count, tokens, finish)
-        if s.first_token < 0:
-            s.first_token = self.clock.time()
-            out.cached = s.cached
-            self._stats.cached_tokens += s.cached
-            self._stats.prompt_tokens += s.prompt_tokens
-        if finish is not None:
-            out.drafted, out.accepted, out.rounds = s.drafted, s.accepted, s.rounds
-            self._end(s, finish)
-        report.outputs.append(out)
-
-    def _draft(self, s: Sequence, proposed: int) -> None:
-        limit = s.remaining - 1
-        if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
-            return
-        if self._speculator is not None and s.content.ids_known:
-            s.draft_tokens = self._speculator.propose(s.id, min(limit, self._speculator.caps.max_drafts))
-            s.drafts = len(s.draft_tokens)
-        elif proposed:
-            s.drafts = min(proposed, limit)
-
     # -- ends
 
-    def _end(self, s: Sequence, finish: str) -> None:
+    def end(self, s: Sequence, finish: str) -> None:
+        """Free all that it holds. Called by settlement too."""
         if s.status is Status.FINISHED:
             return
         s.finish = finish
@@ -491,7 +301,7 @@ class Engine:
 
     def _error(self, s: Sequence, error: BaseException, when: str = "") -> None:
         if s.status is not Status.FINISHED:
-            self._end(s, "error")
+            self.end(s, "error")
             code = error.code if isinstance(error, BienError) else BienError.code
             text = f"{when}{error}"
             self._report.outputs.append(SequenceOutput(s.id, 0, b"", "error", error=text, error_code=code))
@@ -505,7 +315,7 @@ class Engine:
             for op, group, hashes in self._store.take_events():
                 report.events.append(KVEvent(op, group, b"", hashes, "host"))
 
-    # -- called by admission
+    # -- called by admission and settlement
 
     def started(self, s: Sequence) -> None:
         """A sequence got slot and KV: a host drafter hears its tokens."""

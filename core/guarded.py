@@ -1,7 +1,7 @@
-"""Guards around plugins that the engine calls while a step is settled.
+"""Guards around the plugins that an engine calls: none of them ends the process.
 
 Nothing but speed depends on a drafter or a lower tier. When one breaks its contract it is reported once
-and left out from then on; requests go on without it.
+and left out from then on; requests go on without it. A scheduler's fault ends the requests it holds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from bien.core.errors import PluginFault
 from bien.core.kv.store import KVStore, Transfer
+from bien.core.plan import StepPlan
+from bien.core.scheduler import Scheduler, SchedulerView
+from bien.core.sequence import Sequence
 from bien.core.speculation.speculator import HostSpeculator
 
 T = TypeVar("T")
@@ -37,6 +41,48 @@ class Guard:
     def fault(self, what: str, error: BaseException | None = None) -> None:
         self.broken = True
         log.error("%s failed and is left out from now on: %s", self._name, what, exc_info=error)
+
+
+class GuardedScheduler:
+    """A `Scheduler` whose faults are PluginFaults where a request can be told, and log lines elsewhere."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self.name = type(inner).__name__
+        self._inner = inner
+
+    def add(self, sequence: Sequence) -> None:
+        self._told(lambda: self._inner.add(sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        self._logged(lambda: self._inner.remove(sequence))
+
+    def plan(self, view: SchedulerView) -> StepPlan:
+        return self._told(lambda: self._inner.plan(view))
+
+    def note(self, elapsed: float, tokens: int) -> None:
+        self._logged(lambda: self._inner.note(elapsed, tokens))
+
+    @property
+    def stationary(self) -> bool:
+        return self._inner.stationary
+
+    def close(self) -> None:
+        self._logged(self._inner.close)
+
+    def _told(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except PluginFault:
+            raise
+        except Exception as error:
+            log.error("scheduler %s failed", self.name, exc_info=error)
+            raise PluginFault(f"scheduler {self.name} failed: {error!r}") from error
+
+    def _logged(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            log.error("scheduler %s failed", self.name, exc_info=error)
 
 
 class GuardedSpeculator:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from bien.core.clock import WallClock
-from bien.core.engine import Engine, EngineLimits, StepReport
+from bien.core.engine import Engine, EngineLimits
 from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 from bien.core.kv.store import KVStore
+from bien.core.report import StepReport
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.scheduler import Scheduler
 from bien.core.speculation.speculator import HostSpeculator

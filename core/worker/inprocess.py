@@ -15,10 +15,11 @@ from copy import copy
 from typing import Any
 
 from bien.core.clock import Clock
-from bien.core.engine import Engine, StepReport
+from bien.core.engine import Engine
 from bien.core.errors import BienError
 from bien.core.executors.base import Executor
 from bien.core.plan import StepResult
+from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.client import WorkerListener
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from bien.core.engine import Engine, StepReport
+from bien.core.engine import Engine
 from bien.core.executors.base import Executor
 from bien.core.kv.events import KVEvent
 from bien.core.plan import ExecutorPlan, StepResult
+from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import WorkerStats
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bien.core.engine import SequenceOutput, StepReport
 from bien.core.errors import BienError, UserError
 from bien.core.kv.events import EventBatch, KVEvent
+from bien.core.report import SequenceOutput, StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import Output, Snapshot, StepFrame, WorkerStats
 
@@ -108,7 +108,8 @@ def duplicate(rid: int) -> UserError:
 def error_output(rid: int, error: BaseException) -> Output:
     """The last output of a request that failed."""
     if not isinstance(error, BienError):
-        return Output(rid, finish="error", error=f"{type(error).__name__}: {error}", error_code=BienError.code)
+        text = f"{type(error).__name__}: {error}"
+        return Output(rid, finish="error", error=text, error_code=BienError.code)
     field = error.field if isinstance(error, UserError) else None
     return Output(rid, finish="error", error=str(error), error_code=error.code, error_field=field or "")
 

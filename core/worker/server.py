@@ -7,9 +7,9 @@ import hmac
 import logging
 from typing import cast
 
-from bien.core.engine import StepReport
 from bien.core.errors import ResourceError, UserError
 from bien.core.kv.events import KVEvent
+from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.loop import EngineThread
 from bien.core.worker.mapping import FrameMaker, RequestMap, duplicate, error_output

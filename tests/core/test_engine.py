@@ -305,6 +305,24 @@ def test_a_failed_step_ends_its_requests_with_the_error_s_code(error: Exception,
     h.run()
 
 
+@pytest.mark.parametrize("method", ["add", "plan", "note", "remove", "close"])
+def test_a_scheduler_that_raises_ends_requests_at_most(method: str) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise RuntimeError("boom")
+
+    scheduler = fcfs()
+    setattr(scheduler, method, fail)
+    h = Harness(scheduler)
+    if method == "add":
+        with pytest.raises(PluginFault, match="boom"):
+            h.submit("a", prompt_of(5), 3)
+        return
+    h.submit("a", prompt_of(5), 3)
+    h.run()
+    assert h.finish == {"a": "error" if method == "plan" else "length"}
+    h.engine.close()
+
+
 @pytest.mark.parametrize("method", ["start", "extend", "propose", "observe", "end"])
 def test_a_drafter_that_fails_is_left_out(method: str) -> None:
     groups = toy_groups()

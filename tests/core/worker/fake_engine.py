@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bien.core.engine import SequenceOutput, StepReport
 from bien.core.errors import ContextLengthError, ModelError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.plan import ExecutorPlan, StepResult, i32
+from bien.core.report import SequenceOutput, StepReport
 from bien.core.request import GenerateRequest, TokenIds
 from bien.core.worker.messages import WorkerInfo, WorkerStats
 from bien.core.worker.start import WorkerStart

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bien.core.engine import StepReport
 from bien.core.kv.events import KVEvent
+from bien.core.report import StepReport
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.worker.loop import EngineThread
 from bien.core.worker.messages import WorkerStats

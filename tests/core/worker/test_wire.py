@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bien.core.engine import SequenceOutput, StepReport
 from bien.core.errors import BienError, ContextLengthError, UserError
 from bien.core.kv.events import KVEvent
+from bien.core.report import SequenceOutput, StepReport
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
 from bien.core.worker.messages import (

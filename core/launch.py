@@ -1,0 +1,119 @@
+"""From a scheduler's plan to an executor's: checked, booked on the sequences, packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bien.core.admission import Admission
+from bien.core.errors import PluginFault
+from bien.core.flight import Flight, FlightItem
+from bien.core.kv.groups import KVGroup
+from bien.core.plan import ExecutorPlan, NewSequence, StepPlan, TableUpdate, i32
+from bien.core.sequence import Sequence, Status
+from bien.core.snapshots import Snapshots
+
+
+def check_plan(plan: StepPlan, sequences: Mapping[str, Sequence], scheduler: str) -> None:
+    """PluginFault unless the plan keeps every promise of `Scheduler.plan`."""
+    seen: set[int] = set()
+    for item in plan.items:
+        s = item.sequence
+        if s.status is not Status.RUNNING or sequences.get(s.id) is not s:
+            raise PluginFault(f"scheduler {scheduler} planned {s.id!r}, which is {s.status.name}, not RUNNING")
+        if id(s) in seen:
+            raise PluginFault(f"scheduler {scheduler} planned {s.id!r} twice in one step")
+        seen.add(id(s))
+        new = item.tokens - item.drafts
+        if not 1 <= new <= s.pending or not 0 <= item.drafts <= s.drafts:
+            raise PluginFault(
+                f"scheduler {scheduler} planned {item.tokens} tokens with {item.drafts} drafts for {s.id!r}; "
+                f"valid: 1..{s.pending} tokens, 0..{s.drafts} drafts"
+            )
+        if item.drafts and new != s.pending:
+            raise PluginFault(f"scheduler {scheduler} planned drafts behind an unfinished chunk of {s.id!r}")
+        if s.reserved < s.planned + item.tokens:
+            raise PluginFault(f"scheduler {scheduler} planned {s.id!r} without reserving {item.tokens} tokens")
+
+
+class Launcher:
+    """Books a checked plan on its sequences and packs the differences that the executor needs."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        snapshots: Snapshots,
+        groups: tuple[KVGroup, ...],
+        *,
+        host_drafts: bool,
+        device_drafts: int,
+    ) -> None:
+        self._admission = admission
+        self._snapshots = snapshots
+        self._groups = groups
+        self._host = host_drafts
+        self._device = device_drafts
+
+    def launch(self, step: int, plan: StepPlan) -> tuple[Flight, ExecutorPlan]:
+        """The step in flight, and the plan to send."""
+        items: list[FlightItem] = []
+        slots, starts, counts, drafts, samples, hosted = [], [], [], [], [], []
+        for item in plan.items:
+            s = item.sequence
+            sampling = item.tokens - item.drafts == s.pending
+            slots.append(s.slot)
+            starts.append(s.planned)
+            counts.append(item.tokens)
+            drafts.append(item.drafts)
+            samples.append(int(sampling))
+            if item.drafts and self._host:
+                hosted += s.draft_tokens[: item.drafts]
+            items.append(FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling))
+            self._book(s, item.tokens, item.drafts, sampling)
+        restores = self._admission.take_restores()
+        snapshots = self._snapshots.plan(items)
+        return Flight(step, items, sum(counts)), ExecutorPlan(
+            step=step,
+            slots=i32(slots),
+            starts=i32(starts),
+            counts=i32(counts),
+            drafts=i32(drafts),
+            samples=i32(samples),
+            new=self._entering(),
+            released=i32(self._admission.take_released()),
+            tables=self._tables(),
+            restores=restores,
+            snapshots=snapshots,
+            draft_tokens=i32(hosted),
+            device_drafts=self._device > 0,
+        )
+
+    def _book(self, s: Sequence, tokens: int, drafts: int, sampling: bool) -> None:
+        s.planned += tokens
+        if sampling:
+            s.promised += 1
+            # A drafter needs the confirmed token: such a sequence waits for its step to end.
+            s.syncs = drafts > 0 or ((self._host or self._device > 0) and s.request.sampling.speculate)
+        s.drafts = 0
+
+    def _entering(self) -> list[NewSequence]:
+        new = self._admission.take_new()
+        for n in new:
+            n.max_drafts = self._device if n.sampling.speculate else 0
+        return new
+
+    def _tables(self) -> list[TableUpdate]:
+        dirty = [(s.slot, s.kv) for s in self._admission.take_dirty() if s.kv is not None and s.slot >= 0]
+        out = []
+        for g in range(len(self._groups)):
+            parts = [(slot, *kv.take_update_arrays(g)) for slot, kv in dirty]
+            parts = [p for p in parts if len(p[1])]
+            if not parts:
+                out.append(TableUpdate(i32(), i32(), i32()))
+                continue
+            slots = np.concatenate([np.full(len(index), slot, np.int32) for slot, index, _ in parts])
+            index = np.concatenate([p[1] for p in parts]).astype(np.int32, copy=False)
+            blocks = np.concatenate([p[2] for p in parts]).astype(np.int32, copy=False)
+            out.append(TableUpdate(slots, index, blocks))
+        return out

@@ -1,0 +1,34 @@
+"""What a step changed: the engine's answer to its driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bien.core.kv.events import KVEvent
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """What one request gained in a step."""
+
+    id: str
+    count: int
+    tokens: bytes  # uint32-LE ids, empty in simulation
+    finish: str | None = None
+    cached: int = -1  # set on the first output
+    drafted: int = 0  # totals, set on the last output
+    accepted: int = 0
+    rounds: int = 0
+    error: str = ""
+    error_code: str = ""  # of the BienError's class, with finish "error"
+
+
+@dataclass(slots=True)
+class StepReport:
+    """For gateways and index."""
+
+    outputs: list[SequenceOutput] = field(default_factory=list)
+    events: list[KVEvent] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.events)
