@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bien.core.errors import ContextLengthError, PluginFault, UserError
+from bien.core.errors import ContextLengthError, PluginFault, ResourceError, UserError
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
