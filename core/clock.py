@@ -48,7 +48,7 @@ class WallClock:
         return _time.time()
 
     def block(self, seconds: float) -> None:
-        """Suspend the calling thread; for worker and executor threads only."""
+        """Suspend the calling thread; never one that runs an event loop."""
         _time.sleep(seconds)
 
 

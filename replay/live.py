@@ -49,12 +49,14 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     """
     manager = PluginManager.load()
     # Bad traces and options are refused before anything is started.
-    survey = Survey(open_paths(plan.traces, manager), plan.options)
-    survey.check()
     check_folder(plan.json)
+    survey = Survey(open_paths(plan.traces, manager), plan.options)
+    clock = WallClock()
+    while survey.advance():  # takes seconds for large traces: an interrupt must get through
+        await clock.sleep(0)
+    survey.check()
     if plan.deployment is not None:
         survey.totals(_window(plan.deployment))
-    clock = WallClock()
     async with _target(plan, clock, display) as (target, stack, block_tokens):
         totals = survey.totals(target.info.max_context)
         trace = open_paths(plan.traces, manager)
@@ -66,7 +68,10 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
         )
         cost.stop()
         if not interrupted and not failure:
-            await load.sample()
+            try:
+                await load.sample()
+            except asyncio.CancelledError:
+                interrupted = True
         result = measure(
             driver,
             trace.meta,

@@ -31,6 +31,7 @@ from bien.gateway.http.server import Server, check_port, serve
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 RESTARTS = 5  # of one worker in a row; then the rest go on without it
+GRACE = 1.0  # seconds that answers under way get when the stack closes, and after them the workers
 BACKOFF = 1.0  # seconds, doubled each time
 log = logging.getLogger("bien.stack")
 
@@ -53,11 +54,7 @@ class Stack:
         """
         composition = compose(deployment, PluginManager.load())
         await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
-        folder = await in_thread(
-            resolve_model,
-            deployment.model.name,
-            lambda what, done, total: on_step("model", what, done, total),
-        )
+        folder = await _resolve(deployment.model.name, on_step)
         async with AsyncExitStack() as opened:
             # Workers get the folder: none of them needs to look for the model again.
             starts = assign(composition, msgspec.structs.replace(composition.model, name=str(folder)))
@@ -76,7 +73,7 @@ class Stack:
                 vocab_size=clients[0].info.vocab_size,
                 registry=registry,
             )
-            server = await serve(app, deployment.gateway.host, deployment.gateway.port)
+            server = await serve(app, deployment.gateway.host, deployment.gateway.port, grace=GRACE)
             opened.push_async_callback(server.close)
             processes.watch(gateway, on_step)
             stack = cls(composition, gateway, server, name)
@@ -140,7 +137,22 @@ class _Processes:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await asyncio.gather(*(worker.stop(GRACE) for worker in self._workers))
+
+
+async def _resolve(name: str, on_step: OnStep) -> Path:
+    """The model's folder. It may take a download, in a thread, which only its own progress can end."""
+    wanted = True
+
+    def progress(what: str, done: int, total: int) -> None:
+        if not wanted:
+            raise BienError("nobody waits for the model any more")
+        on_step("model", what, done, total)
+
+    try:
+        return await in_thread(resolve_model, name, progress)
+    finally:
+        wanted = False
 
 
 def _gateway(composition: Composition, clients: list[SocketClient]) -> tuple[Gateway, CollectorRegistry]:

