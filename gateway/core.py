@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
+from numbers import Integral
 from types import TracebackType
 
 import msgspec
@@ -187,8 +188,10 @@ class Gateway:
             self._drop(member, "the gateway is going down")
             await member.client.close()
         self._joined.set()
-        self._router.close()
-        self._index.close()
+        try:
+            self._router.close()
+        finally:
+            self._index.close()
 
     # Below: called by Generation and Stream.
 
@@ -246,10 +249,10 @@ class Gateway:
             decision = self._router.choose(route, targets)
         except Exception as error:
             raise PluginFault(f"index or router failed: {error!r}") from error
-        if not (isinstance(decision, Decision) and 0 <= decision.target < len(targets)):
+        if not _valid(decision, len(targets), route.prompt_tokens):
             raise PluginFault(
-                f"router {type(self._router).__name__} chose {decision!r}; "
-                f"valid: a Decision with a target from 0 to {len(targets) - 1}"
+                f"router {type(self._router).__name__} chose {decision!r}; valid: a Decision with a target "
+                f"from 0 to {len(targets) - 1} and predicted_cached from 0 to {route.prompt_tokens}"
             )
         member = members[decision.target]
         stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached)
@@ -257,7 +260,7 @@ class Gateway:
         request.id = route.id
         request.predicted_cached_tokens = decision.predicted_cached
         self._ledger.placed(stream)
-        self._index.predict(member.id, 0, route.hashes, self._predict_ttl)
+        self._feed.predict(member.id, route.hashes, self._predict_ttl)
         member.client.submit(stream.rid, request)
 
     async def _workers_for(self, request: GenerateRequest) -> None:
@@ -308,6 +311,15 @@ class Generation:
     def _release(self) -> None:
         if self._own and self._slot is not None:
             self._slot.release()
+
+
+def _valid(decision: Decision, targets: int, prompt_tokens: int) -> bool:
+    if not isinstance(decision, Decision):
+        return False
+    target, cached = decision.target, decision.predicted_cached
+    if not (isinstance(target, Integral) and isinstance(cached, int)):  # the latter goes over the wire
+        return False
+    return 0 <= target < targets and 0 <= cached <= prompt_tokens
 
 
 def _progress(stream: Stream) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from bien.core.clock import Clock
 from bien.core.kv.events import EventBatch
@@ -13,6 +15,7 @@ from bien.gateway.metrics import Totals
 
 log = logging.getLogger("bien.gateway")
 PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between snapshots that did not suffice
+T = TypeVar("T")
 
 
 class IndexFeed:
@@ -27,7 +30,7 @@ class IndexFeed:
     def join(self, client: WorkerClient) -> None:
         """Start from the worker's snapshot: it may have run, and cached, for long."""
         self.leave(client.info.id)
-        self._index.join(client.info)
+        self._tell(client.info.id, lambda: self._index.join(client.info))
         self._resync(client, [])
 
     def leave(self, worker: str) -> None:
@@ -35,7 +38,7 @@ class IndexFeed:
         if task is not None:
             task.cancel()
         self._held.pop(worker, None)
-        self._index.leave(worker)
+        self._tell(worker, lambda: self._index.leave(worker))
 
     def apply(self, client: WorkerClient, batch: EventBatch) -> None:
         held = self._held.get(client.info.id)
@@ -45,14 +48,21 @@ class IndexFeed:
             self.resyncs += 1
             self._resync(client, [batch])
 
+    def predict(self, worker: str, hashes: bytes, ttl: float) -> None:
+        """A prompt was sent to the worker, and is cached there for `ttl` seconds until events say so."""
+        self._tell(worker, lambda: self._index.predict(worker, 0, hashes, ttl))
+
     def _apply(self, batch: EventBatch) -> bool:
-        # Frames are dispatched above us: an index at fault must not stop the streams of their requests.
+        return self._tell(batch.worker, lambda: self._index.apply(batch)) is not False
+
+    def _tell(self, worker: str, news: Callable[[], T]) -> T | None:
+        # Frames, deaths and placements are handled above us: an index at fault must not stop any of them.
         try:
-            return self._index.apply(batch)
+            return news()
         except Exception:
             self._totals.faults += 1
-            log.exception("the index failed at events of worker %s", batch.worker)
-            return True
+            log.exception("the index failed at news of worker %s", worker)
+            return None
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

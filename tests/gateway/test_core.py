@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from bien.core.clock import VirtualClock
@@ -25,6 +26,7 @@ from bien.core.worker.messages import Output
 from bien.gateway.core import Gateway
 from bien.gateway.routing import Decision, Outcome
 from bien.gateway.testing.fake_worker import FakeWorker, fake_info
+from bien.plugins.indexes.memory import MemoryIndex
 from bien.plugins.routers.round_robin import RoundRobin
 
 MakeGateway = Callable[..., Gateway]
@@ -510,6 +512,42 @@ async def test_plugins_at_fault_stop_no_stream(make_gateway: MakeGateway) -> Non
     worker.load(running=1)
     assert len(await collect(gateway, request())) == 3
     assert gateway.totals.faults == 3
+
+
+@virtual
+async def test_an_index_at_fault_loses_no_request(make_gateway: MakeGateway) -> None:
+    class Deaf(MemoryIndex):
+        def join(self, *_: Any) -> None:
+            raise ValueError("join")
+
+        def leave(self, *_: Any) -> None:
+            raise ValueError("leave")
+
+        def predict(self, *_: Any) -> None:
+            raise ValueError("predict")
+
+    workers = [FakeWorker(CLOCK, f"w{i}", auto=False) for i in range(2)]
+    gateway = make_gateway(*workers, index=Deaf(CLOCK), router=RoundRobin())
+    running = asyncio.create_task(collect(gateway, request()))
+    await CLOCK.sleep(1.0)
+    workers[0].die()
+    await CLOCK.sleep(1.0)
+    ((rid, _),) = workers[1].submitted
+    workers[1].emit(rid, 3, finish="length")
+    assert sum(output.count for output in await running) == 3
+    assert [load.inflight for load in gateway.loads] == [0]
+
+
+@virtual
+async def test_predictions_that_no_cache_can_keep_are_refused(make_gateway: MakeGateway) -> None:
+    for cached in (-1, 13, 1.5, None, np.int64(4)):
+        router = RoundRobin()
+        router.choose = lambda *_, cached=cached: Decision(0, cached)  # type: ignore[method-assign]
+        gateway = make_gateway(FakeWorker(CLOCK), router=router)
+        with pytest.raises(PluginFault, match="predicted_cached from 0 to 12"):
+            await collect(gateway, request())
+        assert finished(gateway) == {"error": 1}
+        assert [load.inflight for load in gateway.loads] == [0]
 
 
 @virtual
