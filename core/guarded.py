@@ -57,7 +57,10 @@ class GuardedScheduler:
         self._logged(lambda: self._inner.remove(sequence))
 
     def plan(self, view: SchedulerView) -> StepPlan:
-        return self._told(lambda: self._inner.plan(view))
+        plan = self._told(lambda: self._inner.plan(view))
+        if not isinstance(plan, StepPlan):
+            raise PluginFault(f"scheduler {self.name} planned {plan!r}; valid: a StepPlan")
+        return plan
 
     def note(self, elapsed: float, tokens: int) -> None:
         self._logged(lambda: self._inner.note(elapsed, tokens))

@@ -293,7 +293,8 @@ def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ResourceError("no memory"), "no_resources"), (RuntimeError("boom"), "internal_error")]
+    ("error", "code"),
+    [(ResourceError("no memory"), "no_resources"), (RuntimeError("boom"), "internal_error")],
 )
 def test_a_failed_step_ends_its_requests_with_the_error_s_code(error: Exception, code: str) -> None:
     h = Harness(fcfs())
@@ -321,6 +322,20 @@ def test_a_scheduler_that_raises_ends_requests_at_most(method: str) -> None:
     h.run()
     assert h.finish == {"a": "error" if method == "plan" else "length"}
     h.engine.close()
+
+
+def test_a_scheduler_that_returns_no_plan_ends_requests_at_most() -> None:
+    scheduler = fcfs()
+    scheduler.plan = lambda view: None  # type: ignore[method-assign, assignment, return-value]
+    h = Harness(scheduler)
+    h.submit("a", prompt_of(5), 3)
+    assert h.engine.begin() is None
+    [output] = h.engine.flush().outputs
+    assert (output.error_code, output.error) == (
+        "plugin_fault",
+        "scheduler Fcfs planned None; valid: a StepPlan",
+    )
+    h.run()
 
 
 @pytest.mark.parametrize("method", ["start", "extend", "propose", "observe", "end"])
