@@ -12,6 +12,7 @@ from bien.core.clock import WallClock
 from bien.core.engine import Engine, EngineLimits
 from bien.core.executors.make import make_executor
 from bien.core.kv.cache import KVCache
+from bien.core.kv.store import KVStore
 from bien.core.providers import Context
 from bien.core.scheduler import Scheduler
 from bien.core.testing.harness import Harness
@@ -42,6 +43,8 @@ class TorchHarness(Harness):
         executor.allocate(sizes, slots, max_context)
         self.cache = KVCache(self.groups, sizes, block_tokens, slots)
         drafter = executor.drafter
+        self._scheduler = scheduler
+        self._host = None if drafter else parts.get("speculator")
         self.engine = Engine(
             scheduler=scheduler,
             cache=self.cache,
@@ -50,9 +53,23 @@ class TorchHarness(Harness):
                 slots, max_context, block_tokens, (), drafter.caps.max_drafts if drafter else 0
             ),
             clock=WallClock(),
-            speculator=None if drafter else parts.get("speculator"),
+            speculator=self._host,
             rng=random.Random(0),
         )
         self.depth = depth
         self.tokens, self.finish, self.cached = {}, {}, {}
         self.events, self.steps, self._flights = [], 0, deque()
+
+    def use_store(self, store: KVStore) -> None:
+        """A lower tier; before the first request."""
+        limits, scheduler = self.engine.limits, self._scheduler
+        self.engine = Engine(
+            scheduler=scheduler,
+            cache=self.cache,
+            groups=self.groups,
+            limits=limits,
+            clock=WallClock(),
+            speculator=self._host,
+            store=store,
+            rng=random.Random(0),
+        )
