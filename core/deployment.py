@@ -64,8 +64,8 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that `compose()` needs. `plugins` are third-party plugins to activate although no
-    selection names them (observers)."""
+    """Everything that `compose()` needs. `plugins` are third-party plugins that workers load although no
+    selection names them. Nothing makes what they provide: the kind that needs this, observer, is reserved."""
 
     model: ModelSpec = ModelSpec()
     gateway: GatewaySpec = GatewaySpec()
