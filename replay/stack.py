@@ -31,7 +31,7 @@ from bien.gateway.http.server import Server, check_port, serve
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 RESTARTS = 5  # of one worker in a row; then the rest go on without it
-GRACE = 1.0  # seconds that answers under way get when the stack closes, and after them the workers
+GRACE = 0.75  # seconds that answers under way get when the stack closes, and after them the workers
 BACKOFF = 1.0  # seconds, doubled each time
 log = logging.getLogger("bien.stack")
 
