@@ -212,6 +212,8 @@ class Admission:
         match = self._cache.match(hashes)
         wanted = self._tier.usable(hashes, match, s.skip_store)
         opened = self._cache.attach(hashes, match, wanted)
+        if opened is None and self._tier.saving:
+            return False  # pins end soon: to wait is cheaper than to recompute what the tier holds
         if opened is None and wanted > match.blocks:
             wanted = match.blocks
             opened = self._cache.attach(hashes, match, wanted)

@@ -236,8 +236,11 @@ class Engine:
 
     @property
     def loading(self) -> bool:
-        """Whether a transfer runs: with `begin()` None, poll again in about a millisecond."""
-        return self._tier.busy
+        """Whether a transfer runs that somebody waits for: with `begin()` None, poll again in about a
+        millisecond."""
+        if self._tier.busy:
+            return True
+        return self._tier.saving and len(self._sequences) > self.limits.slots - self._admission.free_slots
 
     @property
     def in_flight(self) -> int:

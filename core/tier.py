@@ -133,6 +133,11 @@ class Tier:
         return bool(self._loads or self._orphans)
 
     @property
+    def saving(self) -> bool:
+        """Whether saves pin blocks."""
+        return bool(self._saves)
+
+    @property
     def held(self) -> list[SequenceKV]:
         """KV of sequences that are gone while their loads run."""
         return [kv for _, kv in self._orphans]

@@ -66,6 +66,17 @@ class ForgetsToForget(Repeat):
         pass
 
 
+class KeepsWhatEnded(Repeat):
+    """Nobody sees it, until memory is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[list[int]] = []
+
+    def end(self, id: str) -> None:
+        self.ended.append(self.texts.pop(id))
+
+
 class MixesSequences(Repeat):
     def propose(self, id: str, limit: int) -> list[int]:
         longest = max(self.texts.values(), key=lambda t: (len(t), t))
@@ -117,6 +128,7 @@ CAUGHT = {
     ExceedsItsOwnMaximum: "at_most_limit_drafts",
     LeavesTheVocabulary: "drafts_lie_in_the_vocabulary",
     ForgetsToForget: "end_forgets",
+    KeepsWhatEnded: "memory_is_given_back",
     MixesSequences: "sequences_do_not_mix",
     Random: "deterministic_as_declared",
     KeepsTheCallersList: "does_not_see_the_future",

@@ -203,6 +203,22 @@ class IgnoresCapacity(Plain):
         pass
 
 
+class OverflowsWhenPinned(Plain):
+    """Correct until all that it holds is pinned."""
+
+    def __init__(self, ctx: Context):
+        super().__init__(ctx)
+        self.pinned = set()
+
+    def pin(self, group, hashes, ttl):
+        self.pinned |= {*self.keys(group, hashes)} & {*self.data}
+
+    def make_room(self, size):
+        for key in [key for key in self.data if key not in self.pinned]:
+            if self.size() + size > ROOM:
+                self.drop(key)
+
+
 class HidesWhatItUses(IgnoresCapacity):
     @property
     def usage(self):
@@ -349,6 +365,7 @@ FAULTS = {
     IgnoresCapacity: "test_capacity_is_kept",
     HidesWhatItUses: "test_capacity_is_kept",
     KeepsNothing: "test_capacity_is_kept",
+    OverflowsWhenPinned: "test_pins_do_not_make_room",
     MixesGroups: "test_groups_are_apart",
     HasEveryGroupsKeys: "test_groups_are_apart",
     ForgetsToTellOfEvictions: "test_events_tell_what_can_be_loaded",
