@@ -158,6 +158,18 @@ class KVStoreSuite:
             assert held * 2 >= capacity, f"a full store holds {held} bytes of {capacity}"
             bench.events()
 
+    def test_pins_do_not_make_room(self) -> None:
+        """When all that it holds is pinned, a store lets go of some of it or takes no more."""
+        with self._bench() as bench:
+            for i in range(bench.room // 2):
+                hashes = chain(f"p{i}", 4)
+                transfer = bench.store.save(0, hashes, bench.fill(0, hashes))
+                if transfer is not None:
+                    bench.wait(transfer)
+                bench.store.pin(0, hashes, 1000.0)
+                used, capacity = bench.store.usage
+                assert used <= capacity, f"{used} bytes used of {capacity}, all of them pinned"
+
     def test_usage_falls_to_nothing(self) -> None:
         with self._bench() as bench:
             hashes = chain("a", 4)

@@ -7,6 +7,9 @@ class TestMine(HostSpeculatorSuite):
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 from bien.core.speculation.speculator import HostSpeculator, SpeculatorCaps
 
 _PHRASE = [11, 7, 3, 5, 2, 9, 4]
@@ -102,6 +105,31 @@ class HostSpeculatorSuite:
             )
             for drafter in (fresh, used):
                 drafter.end("a")
+
+    def test_memory_is_given_back(self) -> None:
+        """A worker runs for months: what sequences took must go with them."""
+        if self.learns_across_sequences:
+            return
+        drafter, text = self.build(), self.text(1000)
+
+        def live(first: int, stop: int) -> None:
+            for i in range(first, stop):
+                drafter.start(f"s{i}", text)
+                drafter.extend(f"s{i}", text[:20])
+                drafter.propose(f"s{i}", 1)
+                drafter.end(f"s{i}")
+
+        tracemalloc.start()
+        try:
+            live(0, 10)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            live(10, 110)
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert grown < 200_000, f"100 sequences of 1,000 tokens have ended; {grown:,} bytes of them are left"
 
     def test_start_again_replaces(self) -> None:
         """After a preemption `start` brings the prompt with the confirmed output."""
