@@ -134,7 +134,7 @@ async def _whole(
                         break
             break
         except WorkerDiedError:  # its client has seen nothing: another worker may do it
-            if attempt == ATTEMPTS - 1:
+            if attempt == ATTEMPTS - 1 or not texts:  # without a token the gateway has tried several already
                 raise
     body = answer.whole(
         "".join(texts),

@@ -148,6 +148,16 @@ async def test_an_answer_that_is_not_streamed_survives_a_workers_death(sdk: Asyn
     assert len(fake.requests) == 2
 
 
+async def test_what_kills_workers_before_its_first_token_is_not_tried_again(
+    sdk: AsyncOpenAI, fake: Any
+) -> None:
+    """The gateway has placed it several times by then; each attempt would cost as many workers again."""
+    fake.script = [WorkerDiedError("gone")]
+    with pytest.raises(openai.InternalServerError):
+        await sdk.completions.create(model="toy", prompt="a")
+    assert len(fake.requests) == 1
+
+
 async def test_an_unknown_model_is_not_found(sdk: AsyncOpenAI, fake: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt' is not served here; valid: 'toy'") as caught:
         await sdk.chat.completions.create(model="gpt", messages=USER)
