@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import msgspec
 
 from bien.core.scheduler import Scheduler
+from bien.core.sequence import Sequence
 from bien.core.testing.fake_engine import FakeEngine, Room
 
 
@@ -120,6 +122,18 @@ class SchedulerSuite:
             ]
             self._run(msgspec.structs.replace(made, arrivals=tuple(gone)))
 
+    def test_forgets_what_has_ended(self) -> None:
+        """A worker runs for months: a sequence (and its content) must go when it has been removed."""
+        scheduler = self.build()
+        scenario = Scenario(Room(slots=3), tuple(Arrival(i, 5, 4, abort=i % 3) for i in range(40)))
+        gc.collect()
+        before = _sequences()
+        run(scheduler, scenario)
+        gc.collect()
+        kept = _sequences() - before
+        assert kept <= 3, f"40 sequences have ended, and {kept} are still referred to"
+        scheduler.close()
+
     def test_chunks_respect_the_view(self) -> None:
         self._rounds(3, Room(boundary=3))
 
@@ -174,3 +188,7 @@ class SchedulerSuite:
                 text, kept, scenario = str(error), fewer, tried
         if text:
             raise AssertionError(f"{text}; in {scenario}") from None
+
+
+def _sequences() -> int:
+    return sum(type(thing) is Sequence for thing in gc.get_objects())

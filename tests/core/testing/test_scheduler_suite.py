@@ -182,6 +182,18 @@ class PlansRemoved(Plain):
     def remove(self, sequence: Sequence) -> None: ...
 
 
+class KeepsWhatEnded(Plain):
+    """Nobody sees it, until memory is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[Sequence] = []
+
+    def remove(self, sequence: Sequence) -> None:
+        super().remove(sequence)
+        self.ended.append(sequence)
+
+
 class DraftsBehindAChunk(Plain):
     budget = 2
 
@@ -259,6 +271,7 @@ def test_a_correct_scheduler_passes(budget: int):
     [
         (StarvesTheFirst, "stalls"),
         (PlansTwice, "twice in one step"),
+        (KeepsWhatEnded, "are still referred to"),
         (ExceedsPending, "its pending"),
         (PlansNothingPending, "valid: 1..0"),
         (PlansWithoutReserve, "without reserving"),
