@@ -85,7 +85,8 @@ async def _answer(
         if ask.stream:
             with served.metrics.streams.track_inprogress():
                 return await _stream(request, served, ask, answer, work, slot)
-        return await _whole(served, ask, answer, work, slot)
+        with served.answers.one():
+            return await _whole(served, ask, answer, work, slot)
 
 
 async def _stream(
@@ -95,18 +96,19 @@ async def _stream(
     progress = _progress(served, ask, work)
     data = b""
     try:
-        async with served.gateway.generate(work, slot) as outputs:
-            async for output in outputs:
-                piece = progress.take(output)
-                data = b"" if events.begun else answer.opening()
-                if not events.begun:
-                    events.headers |= _placement(outputs)
-                if piece.text or (ask.return_token_ids and piece.ids):
-                    usage = progress.usage if ask.continuous_usage else None
-                    data += answer.piece(piece.text, piece.ids if ask.return_token_ids else None, usage)
-                if progress.finish is not None:
-                    break
-                await events.write(data)
+        with served.answers.one():
+            async with served.gateway.generate(work, slot) as outputs:
+                async for output in outputs:
+                    piece = progress.take(output)
+                    data = b"" if events.begun else answer.opening()
+                    if not events.begun:
+                        events.headers |= _placement(outputs)
+                    if piece.text or (ask.return_token_ids and piece.ids):
+                        usage = progress.usage if ask.continuous_usage else None
+                        data += answer.piece(piece.text, piece.ids if ask.return_token_ids else None, usage)
+                    if progress.finish is not None:
+                        break
+                    await events.write(data)
         # Outside: a client that reads slowly must not hold an engine's place for what is over.
         speculation = progress.speculation if ask.return_token_ids else None
         return await events.end(data + answer.closing(progress.reason, progress.usage, speculation))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from bien.core.errors import OverloadError
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import Output
 from bien.gateway.http.metrics import HttpMetrics
@@ -35,6 +37,45 @@ class Generator(Protocol):
         ...
 
 
+class Answers:
+    """Those under way: a server that closes waits for them, and tells the clients of the rest."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._closing = False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """The current task makes an answer. OverloadError when a closing server waits no longer for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._none.clear()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._closing:  # its client has left
+                raise
+            task.uncancel()
+            raise OverloadError("this server is shutting down") from None
+        finally:
+            self._tasks.discard(task)
+            if not self._tasks:
+                self._none.set()
+
+    async def end(self, grace: float) -> None:
+        """Wait until there is none, for `grace` seconds; then end those that are left."""
+        try:
+            async with asyncio.timeout(grace):
+                await self._none.wait()
+        except TimeoutError:
+            self._closing = True
+            for task in self._tasks:
+                task.cancel()
+
+
 @dataclass(slots=True)
 class Served:
     gateway: Generator
@@ -43,6 +84,7 @@ class Served:
     metrics: HttpMetrics
     epoch: Callable[[], float]  # seconds since 1970
     draining: bool = False  # set by the server when it closes
+    answers: Answers = field(default_factory=Answers)
 
 
 SERVED = web.AppKey("served", Served)

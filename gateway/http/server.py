@@ -11,13 +11,17 @@ from aiohttp import web
 from bien.core.errors import ResourceError
 from bien.gateway.http.served import SERVED
 
+# Seconds for the ends of answers to reach clients that read slowly; aiohttp waits so long twice.
+LAST_WORDS = 0.25
+
 
 class Server:
     """A running server; made by `serve`."""
 
-    def __init__(self, app: web.Application, runner: web.AppRunner, host: str) -> None:
+    def __init__(self, app: web.Application, runner: web.AppRunner, host: str, grace: float) -> None:
         self._app = app
         self._runner = runner
+        self._grace = grace
         self.host = host
         self.port: int = runner.addresses[0][1]
 
@@ -31,8 +35,12 @@ class Server:
         self._app[SERVED].draining = True
 
     async def close(self) -> None:
-        """Drain, stop listening, wait for answers under way as long as `serve` was told, abort the rest."""
+        """Drain, stop listening, wait for answers under way as long as `serve` was told, abort the rest: a
+        stream ends with an error event, another answer is a 503."""
         self.drain()
+        for site in list(self._runner.sites):
+            await site.stop()
+        await self._app[SERVED].answers.end(self._grace)
         await self._runner.cleanup()
 
 
@@ -45,16 +53,14 @@ async def serve(
     """
     _check_range(port)
     # Cancellation on disconnect: without it a client that leaves before the first byte is not noticed.
-    # aiohttp waits this long twice: for answers to end, and, cancelling only what reads, for their handlers.
-    half = grace / 2
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=half)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WORDS)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
         raise ResourceError(_why(error, host, port), field="port") from error
-    return Server(app, runner, host)
+    return Server(app, runner, host, grace)
 
 
 async def check_port(host: str, port: int) -> None:

@@ -61,9 +61,15 @@ async def test_closing_aborts_what_does_not_end(start: Any, fake: Any) -> None:
     async with aiohttp.ClientSession(server.url) as http, asyncio.timeout(20):
         response = await http.post("/v1/completions", json={**TEXT, "stream": True})
         await fake.waiting.wait()
+        whole = asyncio.create_task(http.post("/v1/completions", json=TEXT).__aenter__())
+        while len(fake.requests) < 2:
+            await asyncio.sleep(0)
         await server.close()
-        assert (len(fake.aborted), fake.held) == (1, 0)
-        response.close()
+        assert (len(fake.aborted), fake.held) == (2, 0)
+        *_, last = (await response.text()).strip().split("\n\n")  # told, not cut off
+        assert "shutting down" in last and '"overloaded"' in last
+        refused = await whole
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
 
 
 async def test_a_taken_port_is_named(start: Any, fake: Any) -> None:
