@@ -275,7 +275,7 @@ class Admission:
             self._ready(s, load.blocks)
             return
         s.skip_store = True
-        self._cache.release(s.kv)
+        self._tier.let_go(load, s.kv)
         s.kv = None
         if self._attach(s):
             self._ready(s, s.computed // self._block)

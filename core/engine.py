@@ -77,7 +77,7 @@ class Engine:
         self.launched = self.settled = 0
         self._order = 0
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
-        self._tier = Tier(self._store, cache, groups)
+        self._tier = Tier(self._store, cache, groups, clock)
         self._admission = Admission(
             self,
             cache,

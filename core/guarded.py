@@ -24,7 +24,7 @@ log = logging.getLogger("bien.engine")
 class Guard:
     """Calls a plugin until it fails once."""
 
-    def __init__(self, kind: str, plugin: object) -> None:
+    def __init__(self, kind: str, plugin: object | None) -> None:
         self.broken = False
         self._name = f"{kind} {type(plugin).__name__}"
 
@@ -39,6 +39,8 @@ class Guard:
             return otherwise
 
     def fault(self, what: str, error: BaseException | None = None) -> None:
+        if self.broken:
+            return
         self.broken = True
         log.error("%s failed and is left out from now on: %s", self._name, what, exc_info=error)
 
@@ -131,6 +133,14 @@ class GuardedStore:
         self._inner = inner
         self._guard = Guard("kv_store", inner)
 
+    @property
+    def broken(self) -> bool:
+        return self._guard.broken
+
+    def give_up(self, reason: str) -> None:
+        """Leave it out from now on."""
+        self._guard.fault(reason)
+
     def lookup(self, group: int, hashes: bytes) -> list[bool]:
         absent = [False] * (len(hashes) // 16)
         found = self._guard.call(lambda: list(self._inner.lookup(group, hashes)), absent)
@@ -165,17 +175,30 @@ class GuardedStore:
 
 
 class GuardedTransfer:
-    """A transfer of a store that broke has ended, and failed."""
+    """A transfer that cannot be asked never ends: it may still write to its blocks.
+
+    It is asked on after its store was left out, so that what it holds comes back.
+    """
 
     def __init__(self, inner: Transfer, guard: Guard) -> None:
         self._inner = inner
         self._guard = guard
+        self._mute = False
 
     def done(self) -> bool:
-        return self._guard.call(self._inner.done, True)
+        try:
+            return not self._mute and bool(self._inner.done())
+        except Exception as error:
+            self._mute = True
+            self._guard.fault(repr(error), error)
+            return False
 
     def failed(self) -> bool:
-        return self._guard.call(self._inner.failed, True)
+        try:
+            return self._guard.broken or bool(self._inner.failed())
+        except Exception as error:
+            self._guard.fault(repr(error), error)
+            return True
 
 
 class Lost:

@@ -17,24 +17,25 @@ from bien.core.snapshots import Snapshots
 
 def check_plan(plan: StepPlan, sequences: Mapping[str, Sequence], scheduler: str) -> None:
     """PluginFault unless the plan keeps every promise of `Scheduler.plan`."""
+    who = f"scheduler {scheduler} planned"
     seen: set[int] = set()
     for item in plan.items:
         s = item.sequence
         if s.status is not Status.RUNNING or sequences.get(s.id) is not s:
-            raise PluginFault(f"scheduler {scheduler} planned {s.id!r}, which is {s.status.name}, not RUNNING")
+            raise PluginFault(f"{who} {s.id!r}, which is {s.status.name}, not RUNNING")
         if id(s) in seen:
-            raise PluginFault(f"scheduler {scheduler} planned {s.id!r} twice in one step")
+            raise PluginFault(f"{who} {s.id!r} twice in one step")
         seen.add(id(s))
         new = item.tokens - item.drafts
         if not 1 <= new <= s.pending or not 0 <= item.drafts <= s.drafts:
             raise PluginFault(
-                f"scheduler {scheduler} planned {item.tokens} tokens with {item.drafts} drafts for {s.id!r}; "
+                f"{who} {item.tokens} tokens with {item.drafts} drafts for {s.id!r}; "
                 f"valid: 1..{s.pending} tokens, 0..{s.drafts} drafts"
             )
         if item.drafts and new != s.pending:
-            raise PluginFault(f"scheduler {scheduler} planned drafts behind an unfinished chunk of {s.id!r}")
+            raise PluginFault(f"{who} drafts behind an unfinished chunk of {s.id!r}")
         if s.reserved < s.planned + item.tokens:
-            raise PluginFault(f"scheduler {scheduler} planned {s.id!r} without reserving {item.tokens} tokens")
+            raise PluginFault(f"{who} {s.id!r} without reserving {item.tokens} tokens")
 
 
 class Launcher:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bien.core.clock import Clock
+from bien.core.guarded import GuardedStore
 from bien.core.kv.cache import KVCache, Match, Missing, SequenceKV
 from bien.core.kv.groups import KVGroup
 from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.prefix import usable_blocks
-from bien.core.kv.store import KVStore, Transfer
+from bien.core.kv.store import Transfer
 from bien.core.sequence import Sequence
+
+PATIENCE = 30.0  # seconds that a transfer may take before its store is given up
 
 
 class Load:
@@ -22,6 +26,8 @@ class Load:
         self.missing = missing
         self.after = after  # the step to wait for
         self.transfers: list[Transfer] | None = None  # None: not begun
+        self.began = 0.0  # clock seconds
+        self.lost = False  # it took too long; its transfers may write to its blocks for ever
 
     def done(self) -> bool:
         return self.transfers is not None and all(t.done() for t in self.transfers)
@@ -31,19 +37,26 @@ class Load:
         return self.transfers is None or self.done()
 
     def failed(self) -> bool:
-        return any(t.failed() for t in self.transfers or ())
+        return self.lost or any(t.failed() for t in self.transfers or ())
 
 
 class Tier:
-    """Works without a store too: then nothing is ever found or saved."""
+    """Works without a store too: then nothing is ever found or saved.
 
-    def __init__(self, store: KVStore | None, cache: KVCache, groups: tuple[KVGroup, ...]) -> None:
+    A store whose transfer does not end in time is given up. What that transfer holds stays held: it may
+    still write.
+    """
+
+    def __init__(
+        self, store: GuardedStore | None, cache: KVCache, groups: tuple[KVGroup, ...], clock: Clock
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._cache = cache
         self._groups = groups
         self._loads: dict[Sequence, Load] = {}
         self._orphans: list[tuple[Load, SequenceKV]] = []  # aborted while loading
-        self._saves: list[tuple[Transfer, int, list[int]]] = []
+        self._saves: list[tuple[Transfer, int, list[int], float]] = []  # the last: when it began
 
     def usable(self, hashes: bytes, match: Match, skip: bool) -> int:
         """Blocks of the chain that device and store hold together."""
@@ -72,7 +85,11 @@ class Tier:
             if load.transfers is None and settled >= load.after:
                 assert self._store is not None
                 load.transfers = [self._store.load(m.group, m.hashes, m.blocks) for m in load.missing]
+                load.began = self._clock.time()
             if load.done():
+                ended.append((s, load))
+            elif load.transfers is not None and self._late("load", load.began):
+                load.lost = True
                 ended.append((s, load))
         for s, _ in ended:
             del self._loads[s]
@@ -85,21 +102,27 @@ class Tier:
     def drop(self, s: Sequence, kv: SequenceKV) -> bool:
         """Let go of `kv`, at once or when its load has ended. Whether it was loading."""
         load = self._loads.pop(s, None)
+        self.let_go(load, kv)
+        return load is not None
+
+    def let_go(self, load: Load | None, kv: SequenceKV) -> None:
+        """Release `kv` once nothing writes to it any more."""
         if load is not None and not load.idle():
             self._orphans.append((load, kv))
         else:
             self._cache.release(kv)
-        return load is not None
 
     def poll(self) -> None:
         """Let go of what ended transfers held."""
         if self._saves:
             saves, self._saves = self._saves, []
-            for transfer, g, blocks in saves:
+            for save in saves:
+                transfer, g, blocks, began = save
                 if transfer.done():
                     self._cache.unpin(g, blocks)
                 else:
-                    self._saves.append((transfer, g, blocks))
+                    self._saves.append(save)
+                    self._late("save", began)
         if self._orphans:
             orphans, self._orphans = self._orphans, []
             for load, kv in orphans:
@@ -116,28 +139,35 @@ class Tier:
             transfer = self._store.save(g, hashes, blocks)
             if transfer is not None:
                 self._cache.pin(g, blocks)
-                self._saves.append((transfer, g, blocks))
+                self._saves.append((transfer, g, blocks, self._clock.time()))
 
     def drain(self) -> None:
         """Before closing: let go of transfers that will not be waited for."""
         for _, kv in self._orphans:
             self._cache.release(kv)
         self._orphans.clear()
-        for _, g, blocks in self._saves:
+        for _, g, blocks, _ in self._saves:
             self._cache.unpin(g, blocks)
         self._saves.clear()
 
     @property
     def busy(self) -> bool:
         """Whether something loads."""
-        return bool(self._loads or self._orphans)
+        return bool(self._loads) or any(not load.lost for load, _ in self._orphans)
 
     @property
     def saving(self) -> bool:
-        """Whether saves pin blocks."""
-        return bool(self._saves)
+        """Whether saves pin blocks, and will let them go."""
+        return bool(self._saves) and self._store is not None and not self._store.broken
 
     @property
     def held(self) -> list[SequenceKV]:
         """KV of sequences that are gone while their loads run."""
         return [kv for _, kv in self._orphans]
+
+    def _late(self, what: str, began: float) -> bool:
+        assert self._store is not None
+        if not self._store.broken and self._clock.time() - began <= PATIENCE:
+            return False
+        self._store.give_up(f"a {what} has not ended after {PATIENCE:g} s")
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from bien.core.errors import PluginFault, ResourceError
 from bien.core.executors.pools import Pool, PoolIO, available_bytes
 from bien.core.executors.rows import Rows
 from bien.core.executors.slots import Slots
+from bien.core.guarded import Guard
 from bien.core.kernels.base import Kernels
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.models.registry import CausalModel
@@ -54,6 +56,8 @@ class TorchExecutor:
         self.pools: tuple[Pool, ...] = ()
         self.io = PoolIO(())
         self.slots = Slots((), 0, 0)
+        self._guard = Guard("speculator", drafter)
+        self._vocab = 0  # known from the first logits on
         if drafter is not None:
             drafter.load(model, self._drafting)
 
@@ -94,7 +98,7 @@ class TorchExecutor:
         tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_positions]).to(self.device)
         hidden, taps = self.model.forward(tokens, rows, self._taps)
         if self.drafter is not None:
-            self.drafter.absorb(rows, taps)
+            self._guard.call(partial(self.drafter.absorb, rows, taps), None)
         wanted = _yielding(plan, rows)
         if len(wanted) != rows.tokens:
             hidden = hidden.index_select(0, torch.from_numpy(wanted).to(self.device))
@@ -127,6 +131,7 @@ class TorchExecutor:
             return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32)
         if masks is not None:
             logits = logits.masked_fill(~masks, float("-inf"))
+        self._vocab = logits.shape[1]
         each = (1 + plan.drafts) * plan.samples
         slot = np.repeat(plan.slots, each)
         positions = rows.host_positions[_yielding(plan, rows)] + 1  # of the tokens that are drawn
@@ -193,7 +198,7 @@ class TorchExecutor:
             # The drafter writes its KV at the last known position and behind it: only where blocks are.
             limits[i] = max(0, min(limits[i], *(state.room(g, slot) + 1 for g in self._drafting)))
         chosen = np.flatnonzero(limits)
-        if not len(chosen):
+        if not len(chosen) or self._guard.broken:
             return proposed
         slots = plan.slots[chosen]
         ones = np.ones(len(chosen), np.int32)
@@ -208,11 +213,24 @@ class TorchExecutor:
             self.device,
         )
         last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
-        drafts = self.drafter.propose(rows, last, int(limits.max())).cpu().numpy()
+        drafts = self._guard.call(partial(self._drafts, rows, last, int(limits.max())), None)
+        if drafts is None:
+            return proposed
         for slot, tokens, limit in zip(slots.tolist(), drafts, limits[chosen].tolist(), strict=True):
             state.draft(slot, tokens[:limit])
         proposed[chosen] = limits[chosen]
         return proposed
+
+
+    def _drafts(self, rows: Rows, last: Tensor, limit: int) -> I32:
+        assert self.drafter is not None
+        drafts = self.drafter.propose(rows, last, limit).cpu().numpy()
+        shape, vocab = (len(last), limit), self._vocab
+        if drafts.shape != shape:
+            raise PluginFault(f"drafts have shape {drafts.shape}; valid: {shape}")
+        if drafts.min() < 0 or drafts.max() >= vocab:
+            raise PluginFault(f"drafts hold ids from {drafts.min()} to {drafts.max()}; valid: 0 to {vocab - 1}")
+        return drafts.astype(np.int32)
 
 
 def _yielding(plan: ExecutorPlan, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:

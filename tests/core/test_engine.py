@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bien.core.clock import WallClock
 from bien.core.errors import ContextLengthError, PluginFault, ResourceError, UserError
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.speculator import SpeculatorCaps
@@ -371,6 +372,29 @@ def test_drafts_that_cannot_be_verified_are_refused(drafts: list[int]) -> None:
     assert h.engine.stats().drafted == 0
 
 
+@pytest.mark.parametrize("what", ["load", "save"])
+def test_a_transfer_that_never_ends_gives_its_store_up(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bien.core.tier.PATIENCE", 0.05)
+
+    class Stuck(SlowStore):
+        pass
+
+    def never(self: SlowStore, *arguments: Any) -> Any:
+        return Later(1 << 60, lambda: None)
+
+    setattr(Stuck, what, never)
+    h = Harness(fcfs(), blocks=36, store=lambda executor: Stuck(executor))
+    for turn in range(2):
+        for i in range(4):
+            h.submit(f"{turn}/{i}", prompt_of(40, i), 6)
+            h.run()
+            h.expect(f"{turn}/{i}", prompt_of(40, i))
+            if what == "save":
+                WallClock().block(0.03)
+    assert len(h.finish) == 8
+    h.engine.close()
+
+
 @pytest.mark.parametrize("method", ["lookup", "save", "load", "take_events", "done", "failed"])
 def test_a_store_that_fails_is_left_out(method: str) -> None:
     def fail(*arguments: Any) -> Any:
@@ -385,7 +409,7 @@ def test_a_store_that_fails_is_left_out(method: str) -> None:
 
     if method not in ("done", "failed"):
         setattr(Failing, method, fail)
-    h = Harness(fcfs(), blocks=20, store=lambda executor: Failing(executor))
+    h = Harness(fcfs(), blocks=36, store=lambda executor: Failing(executor))
     for turn in range(2):
         for i in range(4):
             h.submit(f"{turn}/{i}", prompt_of(40, i), 6)

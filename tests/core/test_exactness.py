@@ -123,6 +123,30 @@ def test_the_text_is_the_same(model: str, sampling: SamplingParams, folders: dic
         h.engine.close()
 
 
+@pytest.mark.parametrize("method", ["absorb", "propose"])
+@pytest.mark.parametrize("wild", [False, True])
+def test_a_device_drafter_that_fails_is_left_out(
+    method: str, wild: bool, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = SamplingParams(16, temperature=0.0, ignore_eos=True)
+    want = play(harness(folders["llama"]), greedy, together=True)
+    h = harness(folders["llama"], drafter="early-exit")
+    right, calls = getattr(h.executor.drafter, method), []
+
+    def fails(*arguments: Any) -> Any:
+        calls.append(method)
+        if len(calls) < 4:
+            return right(*arguments)
+        if wild and method == "propose":
+            return right(*arguments) + 10_000
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(h.executor.drafter, method, fails)
+    assert play(h, greedy, together=True) == want
+    assert len(calls) == 4
+    assert h.engine.stats().drafted > 0
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_after_a_reload_from_the_host_tier(model: str, folders: dict[str, Path]) -> None:
     prompt = [random.Random(8).randrange(3, 90) for _ in range(60)]
