@@ -22,7 +22,7 @@ from bien.core.deployment import (
     Selection,
 )
 from bien.core.entry_points import PluginRef
-from bien.core.errors import DeploymentError, PluginError, nearest
+from bien.core.errors import BienError, DeploymentError, PluginError, nearest
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context, Provider
 from bien.core.strict import decode
@@ -37,8 +37,20 @@ class Part:
     ref: PluginRef
 
     def make(self, ctx: Context) -> Any:
-        """The object of the kind's protocol. The caller closes it."""
-        return self.provider.factory(self.config, ctx)
+        """The object of the kind's protocol. The caller closes it.
+
+        PluginError naming the plugin when its factory fails; memory that is lacking stays MemoryError.
+        """
+        what = f"{self.provider.kind} {self.provider.name!r} of plugin {self.ref}"
+        try:
+            made = self.provider.factory(self.config, ctx)
+        except (BienError, MemoryError):
+            raise
+        except Exception as error:
+            raise PluginError(f"{what} cannot be made: {type(error).__name__}: {error}") from error
+        if made is None:
+            raise PluginError(f"{what} cannot be made: its factory returned None")
+        return made
 
 
 @dataclass(frozen=True, slots=True)

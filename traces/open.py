@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bien.core.errors import TraceError
+from bien.core.errors import BienError, TraceError
 from bien.traces.model import Fidelity, Session, TraceMeta
 from bien.traces.reader import TraceReader
 
@@ -64,9 +64,18 @@ def open_trace(paths: Sequence[Path], readers: Mapping[str, Callable[[], TraceRe
 def _reader_for(path: Path, readers: Mapping[str, Callable[[], TraceReader]]) -> TraceReader:
     if not path.exists():
         raise TraceError(f"no such trace: {path}")
-    for make in readers.values():
-        reader = make()
-        if reader.matches(path):
-            return reader
-        reader.close()
-    raise TraceError(f"trace {path} is damaged or of an unknown format; known: {', '.join(sorted(readers))}")
+    if path.is_file() and not path.stat().st_size:
+        raise TraceError(f"trace {path} is empty")
+    failed = ""
+    for name, make in readers.items():
+        try:
+            reader = make()
+            if reader.matches(path):
+                return reader
+            reader.close()
+        except BienError:
+            raise
+        except Exception as error:  # one reader's fault must not keep others from reading
+            failed += f"; {name!r} failed: {type(error).__name__}: {error}"
+    known = ", ".join(sorted(readers))
+    raise TraceError(f"trace {path} is damaged or of an unknown format; known: {known}{failed}")

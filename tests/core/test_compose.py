@@ -168,3 +168,14 @@ def test_a_child_lacks_what_it_was_not_told_to_load(manager):
     spec = msgspec.structs.replace(PoolSpec(), name="p")
     with pytest.raises(PluginError, match=r"^pool 'p'\.scheduler\.use: no scheduler named 'fcfs'"):
         compose_pool(ModelSpec(), spec, [])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("None", "its factory returned None")],
+)
+def test_a_factory_that_fails_names_its_plugin(install, make, says):
+    install("acme-broken", ACME.replace("Made, Parameters", f"lambda config, ctx: {make}, Parameters"))
+    composition = compose(deployment(), PluginManager.load("acme-broken"))
+    with pytest.raises(PluginError, match=f"router 'acme' of plugin .*acme-broken.* cannot be made: {says}"):
+        composition.gateway["router"].make(Context())
