@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from bien.core.errors import UserError
 from bien.traces.scale import scale_exponent
+
+MOST_LANES = 100_000
+SLOWEST = 1000.0  # times as recorded
 
 
 class ReplayOptions(msgspec.Struct, frozen=True):
@@ -20,11 +25,11 @@ class ReplayOptions(msgspec.Struct, frozen=True):
 
     def check(self) -> ReplayOptions:
         """UserError naming the option that is out of range."""
-        if self.concurrency < 1:
-            raise UserError(f"--concurrency is {self.concurrency}; valid: 1 or more")
-        if self.time_scale < 0:
-            raise UserError(f"--time-scale is {self.time_scale:g}; valid: 0 (no gaps) or more")
-        if self.gap_cap is not None and self.gap_cap < 0:
+        if not 1 <= self.concurrency <= MOST_LANES:
+            raise UserError(f"--concurrency is {self.concurrency}; valid: 1 to {MOST_LANES}")
+        if not 0 <= self.time_scale <= SLOWEST:  # written so that NaN is refused
+            raise UserError(f"--time-scale is {self.time_scale:g}; valid: 0 (no gaps) to {SLOWEST:g}")
+        if self.gap_cap is not None and not 0 <= self.gap_cap < math.inf:
             raise UserError(f"--gap-cap is {self.gap_cap:g}; valid: 0 seconds or more")
         if self.sessions is not None and self.sessions < 1:
             raise UserError(f"--sessions is {self.sessions}; valid: 1 or more")

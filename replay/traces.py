@@ -14,7 +14,7 @@ from bien.replay.display import Totals
 from bien.replay.options import ReplayOptions
 from bien.traces.open import OpenTrace, open_trace
 from bien.traces.reader import TraceReader
-from bien.traces.scale import scale_session
+from bien.traces.scale import SMALLEST, scale_session
 
 SURVEY = 1000  # sessions; what goes beyond is not read twice
 
@@ -54,11 +54,11 @@ class Survey:
 
         Raises:
             TraceError: the trace is damaged.
-            UserError: it holds no session.
+            UserError: it holds no session, or none with a turn.
         """
         self._read(self._options.sessions or SURVEY)
-        if not self._sizes:
-            raise UserError("the trace holds no session")
+        if not any(turns for _, turns in self._sizes):
+            raise UserError(f"the trace holds {'no turn' if self._sizes else 'no session'}")
 
     def totals(self, window: int | None) -> Totals:
         """What fits into `window`; turns are 0 where the trace is too long to be read ahead.
@@ -90,10 +90,11 @@ class Survey:
         size = 1 << self._options.exponent
         while (shortest << self._options.exponent) / size > window:
             size *= 2
+        scale = f", or --token-scale 1/{size} or smaller" if size <= SMALLEST else ""
         what = "the one session is" if len(self._sizes) == 1 else f"all {len(self._sizes)} sessions are"
         return (
             f"{what} longer than the window of {window} tokens (the shortest needs {shortest}); "
-            f"valid: a model with a larger window, or --token-scale 1/{size} or smaller"
+            f"valid: a model with a larger window{scale}"
         )
 
 

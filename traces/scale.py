@@ -19,6 +19,7 @@ from bien.core.errors import UserError
 from bien.core.request import BlockRuns
 from bien.traces.model import Session, Stream, Turn
 
+SMALLEST = 1 << 16  # the largest 1/F
 _RESIDUE_BITS = 46  # ids below 2^46 stay unique: (id mod 2^k) goes above (id >> k)
 _MIXED = 1 << 62  # windows over several runs are named by a hash, above all other ids
 
@@ -29,10 +30,10 @@ def scale_exponent(factor: float) -> int:
     Raises:
         UserError: no such power, or smaller than 1/65536.
     """
-    k = round(-math.log2(factor)) if factor > 0 else -1
-    if not 0 <= k <= 16 or factor != 1 / (1 << k):
+    k = round(-math.log2(factor)) if 0 < factor <= 1 else -1
+    if not 0 <= k < SMALLEST.bit_length() or factor != 1 / (1 << k):
         raise UserError(
-            f"token scale {factor:g} is no 1/2^k; valid: 1, 1/2, 1/4 … 1/65536", field="token-scale"
+            f"token scale {factor:g} is no 1/2^k; valid: 1, 1/2, 1/4 … 1/{SMALLEST}", field="token-scale"
         )
     return k
 

@@ -31,14 +31,16 @@ class Fields:
             )
         return value
 
-    def size(self, name: str) -> int:
-        """A positive int."""
+    def size(self, name: str, most: int = 1 << 31) -> int:
+        """A positive int, at most `most`."""
         value = self.need(name, int)
-        if value <= 0:
-            raise ModelError(
-                f"model {self.model!r}: config.json has {name} = {value}; needs a positive number"
-            )
+        if not 0 < value <= most:
+            needs = "a positive number" if value <= 0 else f"at most {most}"
+            raise ModelError(f"model {self.model!r}: config.json has {name} = {value}; needs {needs}")
         return value
+
+    def layers(self) -> int:
+        return self.size("num_hidden_layers", 10_000)
 
     def only(self, name: str, *choices: object) -> None:
         """Refuse values that the torch module does not implement; an absent field counts as the first."""

@@ -36,7 +36,7 @@ def dense(
     fields.need("rms_norm_eps", float)
     fields.need("tie_word_embeddings", bool)
     heads, kv_heads, head_dim = fields.heads()
-    layers, hidden = fields.size("num_hidden_layers"), fields.size("hidden_size")
+    layers, hidden = fields.layers(), fields.size("hidden_size")
     vocab = fields.size("vocab_size")
     # One spelling for the torch module, whatever the checkpoint's age.
     config = {**config, "head_dim": head_dim, "rope": rope_parameters(config, model), "qk_norm": qk_norm}

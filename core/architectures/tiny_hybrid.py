@@ -31,7 +31,7 @@ class TinyHybridReader:
         fields.need("rms_norm_eps", float)
         fields.need("tie_word_embeddings", bool)
         heads, kv_heads, head_dim = fields.heads()
-        layers, hidden = fields.size("num_hidden_layers"), fields.size("hidden_size")
+        layers, hidden = fields.layers(), fields.size("hidden_size")
         vocab, inner = fields.size("vocab_size"), fields.size("intermediate_size")
         states, state_dim = fields.size("linear_num_heads"), fields.size("linear_head_dim")
         kinds = _kinds(fields, layers)

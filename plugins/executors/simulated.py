@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from bien.core.api import Context, ExecutorPlan, Provider, hookimpl, simulated_executor
 
+Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
 
 class SimulatedConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Milliseconds of a step = step_ms + token_ms x computed tokens + row_ms x sequences in the step."""
 
-    step_ms: float = 8.0
-    token_ms: float = 0.05
-    row_ms: float = 0.0
+    step_ms: Milliseconds = 8.0
+    token_ms: Milliseconds = 0.05
+    row_ms: Milliseconds = 0.0
 
 
 def make(config: SimulatedConfig, ctx: Context) -> Any:

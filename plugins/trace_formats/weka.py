@@ -47,6 +47,7 @@ _FIELDS = {
     "text": "lost",
 }
 _SLACK = 0.6  # times are rounded to whole seconds
+_MOST = 1 << 46  # tokens that ids can name: beyond it scaling could not tell them apart
 
 
 class _Entry(msgspec.Struct, rename={"tokens_in": "in", "tokens_out": "out"}):
@@ -247,7 +248,13 @@ class _Builder:
                 f"trace {self.name}: `{path}.hash_ids` has {len(entry.hash_ids)} blocks of {self.block} "
                 f"tokens, more than `in` = {entry.tokens_in} holds"
             )
-        return np.asarray(entry.hash_ids, np.int64)
+        ids = entry.hash_ids
+        if ids and not 0 <= min(ids) <= max(ids) < _MOST // self.block:
+            raise TraceError(
+                f"trace {self.name}: `{path}.hash_ids` has ids from {min(ids)} to {max(ids)}; valid with "
+                f"blocks of {self.block} tokens: 0 to {_MOST // self.block - 1}"
+            )
+        return np.asarray(ids, np.int64)
 
     def _content(self, source: BlockRuns | None, start: int, stop: int) -> tuple[BlockRuns, int]:
         """Positions start..stop as `source` holds them, fresh ids beyond; and how many it held."""

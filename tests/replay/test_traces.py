@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,20 @@ def test_nothing_that_fits_names_a_scale_that_would(trace: Path) -> None:
     assert survey(trace, token_scale=0.25).totals(20).sessions >= 1
 
 
+def test_only_scales_that_there_are_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.bien.jsonl"
+    write_native(path, TraceMeta("native", 16), [session("a", (0, 1 << 40, 1))])
+    with pytest.raises(UserError, match="a model with a larger window$"):
+        survey(path).totals(20)
+
+
 def test_an_empty_or_damaged_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.bien.jsonl"
     write_native(path, TraceMeta("native", 16), [])
     with pytest.raises(UserError, match="holds no session"):
+        survey(path).check()
+    write_native(path, TraceMeta("native", 16), [session("a")])
+    with pytest.raises(UserError, match="holds no turn"):
         survey(path).check()
     write_native(path, TraceMeta("native", 16), [session("a", (0, 50, 1))])
     path.write_bytes(path.read_bytes()[:-9])
@@ -88,10 +99,15 @@ def test_what_is_no_fraction(text: str) -> None:
     ("options", "message"),
     [
         (ReplayOptions(concurrency=0), "--concurrency is 0"),
+        (ReplayOptions(concurrency=10**20), "--concurrency is 1"),
         (ReplayOptions(time_scale=-1), "--time-scale is -1"),
+        (ReplayOptions(time_scale=math.nan), "--time-scale is nan"),
+        (ReplayOptions(time_scale=math.inf), "--time-scale is inf"),
         (ReplayOptions(gap_cap=-1), "--gap-cap is -1"),
+        (ReplayOptions(gap_cap=math.nan), "--gap-cap is nan"),
         (ReplayOptions(sessions=0), "--sessions is 0"),
         (ReplayOptions(token_scale=0.3), "token scale 0.3"),
+        (ReplayOptions(token_scale=math.inf), "token scale inf"),
     ],
 )
 def test_options_out_of_range(options: ReplayOptions, message: str) -> None:

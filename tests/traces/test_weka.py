@@ -192,6 +192,8 @@ def test_equal_ids_are_told_apart(tmp_path: Path) -> None:
             json.dumps(document(turn(0, 64, 5, [1, 2, 3]))),
             r"requests\[0\].hash_ids` has 3 blocks .* `in` = 64",
         ),
+        (json.dumps(document(turn(0, 64, 5, [-1]))), r"hash_ids` has ids from -1 to -1; valid .*: 0 to"),
+        (json.dumps(document(turn(0, 64, 5, [1 << 80]))), r"requests\[0\].hash_ids` has ids from"),
         (json.dumps(document(turn(0, 64, -1, [1]))), r"requests\[0\]`: `in` and `out`"),
         (json.dumps(document(turn(0, 64, 5, [1]) | {"in": "x"})), r"\$.requests\[0\].in"),
         (json.dumps(document(turn(0, 64, 5, [1]), block_size=0)), r"block_size` is 0"),
@@ -222,6 +224,9 @@ def test_unknown_content_lists_the_formats(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"hello": 1}')
     with pytest.raises(TraceError, match="known: native, weka"):
+        open_trace([path], READERS)
+    path.write_text("")
+    with pytest.raises(TraceError, match=r"x\.json is empty"):
         open_trace([path], READERS)
     with pytest.raises(TraceError, match="no such trace"):
         open_trace([tmp_path / "none"], READERS)
@@ -269,3 +274,16 @@ def test_the_given_samples_hit_rate(weka_data: Path) -> None:
     stats = measure(WekaReader().sessions(weka_data / "sample"), 64)
     assert stats.sessions == 12 and stats.turns == 847
     assert 0.93 < stats.hit_rate < 0.97
+
+
+def test_a_reader_that_fails_keeps_no_other_from_reading(tmp_path: Path) -> None:
+    class Broken(WekaReader):
+        def matches(self, path: Path) -> bool:
+            raise RuntimeError("boom")
+
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document(turn(0, 64, 5, [1]))))
+    assert len(list(open_trace([path], {"broken": Broken, **READERS}).sessions())) == 1
+    path.write_text("{}")
+    with pytest.raises(TraceError, match="known: broken, native, weka; 'broken' failed: RuntimeError: boom"):
+        open_trace([path], {"broken": Broken, **READERS})

@@ -85,6 +85,7 @@ def test_a_missing_deciding_field_is_named(kind: str, field: str, tmp_path: Path
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"hidden_size": "48"}, "hidden_size = '48'; needs int"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000; needs at most 10000"),
         ({"num_key_value_heads": 4}, "no multiple"),
         ({"head_dim": 9}, "head_dim = 9 is odd"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type = 'yarn'"),
