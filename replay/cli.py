@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from bien.core.errors import BienError
+from bien.core.errors import BienError, ResourceError
 
 COMMANDS = ("replay", "simulate", "serve", "plugins", "deployment")
 
@@ -35,6 +35,13 @@ def main() -> None:
     except BienError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        print(
+            f"error: not enough memory: {error or 'the system refused some'}; "
+            "lower count, kv_tokens or slots of the deployment's pools, or --concurrency",
+            file=sys.stderr,
+        )
+        sys.exit(ResourceError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -13,10 +13,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bien.core.errors import ModelError
+from bien.core.errors import ModelError, ResourceError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors spells them
 # Buffers that older checkpoints carry and that follow from the config.
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 _SHOWN = 8
@@ -53,13 +54,16 @@ class Checkpoint:
         extra = [
             n for n in self._where if n not in expected and n not in optional and not n.endswith(IGNORABLE)
         ]
-        wrong = []
+        wrong, typed = [], []
         for name, shape in expected.items():
             if name in self._where:
                 found = self.shape(name)
                 if found != tuple(shape):
                     wrong.append(f"{name} is {list(found)}, config says {list(shape)}")
-        problems = [_clause("missing", missing), _clause("unknown", extra), _clause("wrong shape", wrong)]
+                if (kind := self._where[name].get_slice(name).get_dtype()) not in DTYPES:
+                    typed.append(f"{name} is {kind}, valid are {', '.join(DTYPES)}")
+        clauses = {"missing": missing, "unknown": extra, "wrong shape": wrong, "wrong type": typed}
+        problems = [_clause(title, names) for title, names in clauses.items()]
         if any(problems):
             raise ModelError(f"model folder {self.folder}: " + "; ".join(p for p in problems if p))
 
@@ -72,8 +76,16 @@ class Checkpoint:
     def take(self, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
         """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device."""
         source = self._where[name].get_slice(name)
-        tensor: Tensor = source[slices] if slices else source[:]
-        return tensor.to(self.device, self.dtype)
+        try:
+            tensor: Tensor = source[slices] if slices else source[:]
+            return tensor.to(self.device, self.dtype)
+        except RuntimeError as error:  # torch has no class for it
+            if "allocate memory" not in str(error):
+                raise
+            raise ResourceError(
+                f"model folder {self.folder}: no memory for {name}: {error}; free some, or lower the pool's "
+                "count"
+            ) from error
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -29,8 +29,8 @@ def drop(name: str) -> Any:
     return lambda t: t.pop(name)
 
 
-def put(name: str, *shape: int) -> Any:
-    return lambda t: t.__setitem__(name, np.zeros(shape, np.float32))
+def put(name: str, *shape: int, dtype: Any = np.float32) -> Any:
+    return lambda t: t.__setitem__(name, np.zeros(shape, dtype))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def put(name: str, *shape: int) -> Any:
         (drop(Q), rf"missing: {Q}$"),
         (put("model.layers.3.mlp.up_proj.weight", 80, 48), "unknown: model.layers.3.mlp.up_proj.weight"),
         (put(Q, 48, 47), rf"wrong shape: {Q} is \[48, 47\], config says \[48, 48\]"),
+        (put(Q, 48, 48, dtype=np.int32), f"wrong type: {Q} is I32, valid are F64, F32, F16, BF16"),
     ],
 )
 def test_tensors_that_do_not_fit(change: Any, match: str, tmp_path: Path) -> None:
