@@ -21,8 +21,9 @@ from bien.replay.display import Display
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, check_folder, write_result
+from bien.replay.result import Result, Validity, check_folder, write_result
 from bien.replay.stack_process import StackProcess
+from bien.replay.summary import print_summary
 from bien.replay.targets.http import HttpTarget
 from bien.replay.traces import Survey, open_paths
 from bien.replay.worker_load import WorkerLoad, busy_seconds
@@ -77,14 +78,22 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
             trace.meta,
             kind="live",
             deployment=_described(plan),
-            interrupted=interrupted or failure is not None,
+            interrupted=interrupted,
             cost=cost,
             load=load,
         )
         trace.close()
-        if driver.records:
-            write_result(plan.json, result)
         if failure:
+            result.validity = Validity(False, [f"cut short: {failure}", *result.validity.reasons])
+        if driver.records:
+            try:
+                write_result(plan.json, result)
+            except ResourceError:
+                print_summary(result)  # all that is left of the run
+                raise
+        if failure:
+            if driver.records:
+                display.note(f"what was measured until then is in {plan.json}")
             raise failure
         return result, interrupted
 

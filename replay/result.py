@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def write_result(path: Path, result: Result) -> None:
     Raises:
         ResourceError: the folder cannot be written to.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _part(path)
     text = msgspec.json.format(msgspec.json.encode(result, order="deterministic"), indent=2)
     try:
         with part.open("wb") as file:
@@ -187,8 +188,17 @@ def write_result(path: Path, result: Result) -> None:
 
 def check_folder(path: Path) -> None:
     """ResourceError now, not after a long run, when `path` cannot be written."""
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or path.is_dir():
-        raise ResourceError(f"cannot write result {path}; valid: a file in a folder that can be written")
+    part = _part(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part.write_bytes(b"")
+        part.unlink()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write result {path}: {error.strerror or error}; valid: a file in a folder that can be "
+            "written"
+        ) from None
 
 
 def read_result(path: Path) -> Result:
@@ -200,3 +210,7 @@ def read_result(path: Path) -> Result:
     if result.schema != SCHEMA:
         raise UserError(f"{path} has schema {result.schema!r}; valid: {SCHEMA!r}")
     return result
+
+
+def _part(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}.part"

@@ -35,7 +35,10 @@ def run_live(plan: Plan) -> int:
 async def _main(plan: Plan, display: Display) -> tuple[Result, bool]:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; not below nohup
+        loop.add_signal_handler(signal.SIGHUP, task.cancel)
     return await replay(plan, display)
 
 

@@ -47,7 +47,7 @@ def simulate(
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import EXAMPLES
     from bien.replay.options import ReplayOptions, fraction
-    from bien.replay.result import write_result
+    from bien.replay.result import check_folder, write_result
     from bien.replay.simulation import SimulationPlan
     from bien.replay.simulation import simulate as run
     from bien.replay.simulation_display import SimulationDisplay
@@ -68,9 +68,12 @@ def simulate(
     manager = PluginManager.load()
     survey = Survey(open_paths(plan.traces, manager), options)
     survey.check()
+    check_folder(json)
     with SimulationDisplay(survey) as display:
         result = run(plan, manager, display.tick)
-    print_summary(result)
-    write_result(json, result)
+    try:
+        write_result(json, result)
+    finally:
+        print_summary(result)  # also when the disk is full by now
     Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
     raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)

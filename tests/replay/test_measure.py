@@ -11,7 +11,7 @@ from bien.core.errors import ResourceError, UserError
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, read_result, write_result
+from bien.replay.result import Result, check_folder, read_result, write_result
 from bien.replay.target import TurnRequest
 from bien.replay.worker_load import WorkerLoad
 from bien.traces.model import Fidelity, Session, TraceMeta
@@ -155,6 +155,11 @@ def test_results_that_cannot_be_written_or_read_are_named(tmp_path: Path) -> Non
     result = result_of(drive(FakeTarget(), [session("a", (0, 50, 1))]))
     with pytest.raises(ResourceError, match="cannot write result .*none/r.json"):
         write_result(tmp_path / "none" / "r.json", result)
+    for bad in ("none/r.json", "", "/proc/r.json"):
+        with pytest.raises(ResourceError, match="cannot write result .*; valid: a file in a folder"):
+            check_folder(tmp_path / bad)
+    check_folder(tmp_path / "r.json")
+    assert not list(tmp_path.iterdir())
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UserError, match=r"x\.json is no result"):
         read_result(tmp_path / "x.json")

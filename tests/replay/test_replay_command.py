@@ -87,7 +87,10 @@ def test_sessions_beyond_the_window_are_counted(serve: Callable[..., FakeServer]
     assert result["sessions"]["skipped"] == 1 and not result["validity"]["valid"]
 
 
-def test_ctrl_c_keeps_what_was_measured(serve: Callable[..., FakeServer], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_keeps_what_was_measured(
+    number: int, serve: Callable[..., FakeServer], tmp_path: Path
+) -> None:
     server = serve(delay=0.01)
     write_native(
         tmp_path / "t.jsonl", TraceMeta("native", 16), [session("a", *[(0.0, 50, 4)] * 5, (0.0, 9, 2000))]
@@ -102,7 +105,7 @@ def test_ctrl_c_keeps_what_was_measured(serve: Callable[..., FakeServer], tmp_pa
     try:
         while len(server.requests) < 6 and process.poll() is None:
             threading.Event().wait(0.02)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         out, err = process.communicate(timeout=20)
     finally:
         process.kill()
@@ -128,8 +131,10 @@ def test_a_server_that_refuses_everything_fails_the_run(
     [
         (["none.json"], "no such trace: none.json"),
         (["half.jsonl"], "half.jsonl is cut off"),
+        (["/dev/null"], "trace /dev/null is damaged"),
+        (["empty.jsonl"], "trace empty.jsonl is empty"),
         (["t.bien.jsonl", "--token-scale", "1/3"], "token scale 0.333333 is no 1/2.k; valid: 1, 1/2"),
-        (["t.bien.jsonl", "--concurrency", "0"], "--concurrency is 0; valid: 1 or more"),
+        (["t.bien.jsonl", "--concurrency", "0"], "--concurrency is 0; valid: 1 to 100000"),
         (["t.bien.jsonl", "--url", "http://127.0.0.1:1"], "no server at http://127.0.0.1:1"),
         (["t.bien.jsonl", "--json", "none/r.json"], "cannot write result none/r.json"),
         (["long.jsonl"], "the one session is longer than the window of 8192 .*--token-scale 1/2 "),
@@ -137,6 +142,7 @@ def test_a_server_that_refuses_everything_fails_the_run(
     ],
 )
 def test_bad_input_is_one_paragraph(arguments: list[str], message: str, trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
     (tmp_path / "half.jsonl").write_bytes(trace.read_bytes()[:-20])
     write_native(tmp_path / "long.jsonl", TraceMeta("native", 16), [session("a", (0, 9000, 1))])
     done = bien(*arguments, cwd=tmp_path)

@@ -135,6 +135,8 @@ def replay_while(tmp_path: Path, strike: Callable[[psutil.Process], None]) -> Re
 def test_a_gateway_that_dies_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(BienError, match="the gateway process ended with -9"):
         replay_while(tmp_path, lambda gateway: gateway.kill())
+    if (tmp_path / "r.json").exists():  # a turn was sent by then
+        assert read_result(tmp_path / "r.json").validity.reasons[0].startswith("cut short: the gateway")
 
 
 def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
