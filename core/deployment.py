@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port, printed
     max_inflight: int = 256  # requests admitted at a time; more get 503 with Retry-After
+    drain_seconds: float = 30.0  # that answers under way get when `bien serve` is told to end
     secret: str = ""  # keys the tenants' hash chains
     router: Selection = Selection("kv-aware")
     kv_index: Selection = Selection("memory")
@@ -163,6 +165,8 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     if not 0 <= gateway.port <= 65535:
         yield "gateway.port", f"{gateway.port} is not a port; valid: 0 (any free one) to 65535"
     yield from _below("gateway", {"max_inflight": gateway.max_inflight}, 1)
+    if not 0 <= gateway.drain_seconds < math.inf:  # written so that NaN is refused
+        yield "gateway.drain_seconds", f"{gateway.drain_seconds:g} is no time; valid: 0 seconds or more"
     if not pools:
         yield "pool", "no pool; a deployment needs at least one [[pool]]"
     for i, pool in enumerate(pools):

@@ -72,6 +72,7 @@ class Gateway:
         recorded = GatewayMetrics(metrics, self._read) if metrics is not None else None
         self._ledger = Ledger(clock, self.totals, self._admission, router, recorded, tracer)
         self._joined = asyncio.Event()  # set and replaced whenever a worker joins
+        self._closed = False
         for client in workers:
             self.join(client)
 
@@ -176,13 +177,15 @@ class Gateway:
     # End of service.
 
     async def drain(self) -> None:
-        """Admit nobody any more and wait until all requests have ended."""
+        """Admit nobody any more and wait until all requests have ended. They go on as ever: those whose
+        worker dies wait for the next one."""
         self._admission.shut("the gateway is going down")
         await self._admission.idle()
 
     async def close(self) -> None:
         """Stop now: requests in flight end as if their workers had died."""
         self._admission.shut("the gateway is going down")
+        self._closed = True
         await self._feed.close()
         for member in list(self._members.values()):
             self._drop(member, "the gateway is going down")
@@ -268,12 +271,12 @@ class Gateway:
         if not self.infos:
             try:
                 async with asyncio.timeout(self._worker_wait):
-                    while not self.infos and not self._admission.closed:
+                    while not self.infos and not self._closed:
                         await self._joined.wait()
             except TimeoutError:
                 pass
         if not self.infos:
-            why = "the gateway is going down" if self._admission.closed else "no worker is alive"
+            why = "the gateway is going down" if self._closed else "no worker is alive"
             raise OverloadError(why, retry_after=self._admission.retry_after())
         check_fits(request, self.infos)
 

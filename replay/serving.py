@@ -14,19 +14,20 @@ from bien.replay.stack import Stack
 
 
 def run_server(deployment: Deployment) -> int:
-    """0 after SIGINT or SIGTERM. Raises what `Stack.start` raises; nothing is left running."""
+    """0 after SIGINT or SIGTERM: answers under way get `gateway.drain_seconds` to end; a second signal ends
+    them at once. Raises what `Stack.start` raises; nothing is left running."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(deployment))
 
 
 async def _serve(deployment: Deployment) -> int:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    signals = asyncio.Semaphore(0)
     for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stop.set)
+        loop.add_signal_handler(name, signals.release)
     with Display(WallClock()) as display:
         starting = asyncio.create_task(Stack.start(deployment, display.step))
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(signals.acquire())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -36,7 +37,20 @@ async def _serve(deployment: Deployment) -> int:
     print(f"serving {stack.model_name} at {stack.url}/v1 with {len(stack.workers)} workers", flush=True)
     try:
         await stopping
+        await _drain(stack, deployment.gateway.drain_seconds, signals)
         print("stopping", file=sys.stderr, flush=True)
     finally:
         await stack.close()
     return 0
+
+
+async def _drain(stack: Stack, seconds: float, signals: asyncio.Semaphore) -> None:
+    if stack.gateway.inflight and seconds:
+        text = f"draining: requests under way: {stack.gateway.inflight}, {seconds:g} s to end"
+        print(f"{text}; a second signal ends them now", file=sys.stderr, flush=True)
+    draining = asyncio.create_task(stack.drain(seconds))
+    again = asyncio.create_task(signals.acquire())
+    await asyncio.wait([draining, again], return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, again):
+        task.cancel()
+    await asyncio.gather(draining, again, return_exceptions=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -31,7 +31,7 @@ from bien.gateway.http.server import Server, check_port, serve
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 RESTARTS = 5  # of one worker in a row; then the rest go on without it
-GRACE = 0.75  # seconds that answers under way get when the stack closes, and after them the workers
+GRACE = 0.75  # seconds that workers get to stop
 BACKOFF = 1.0  # seconds, doubled each time
 log = logging.getLogger("bien.stack")
 
@@ -73,7 +73,7 @@ class Stack:
                 vocab_size=clients[0].info.vocab_size,
                 registry=registry,
             )
-            server = await serve(app, deployment.gateway.host, deployment.gateway.port, grace=GRACE)
+            server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)
             processes.watch(gateway, on_step)
             stack = cls(composition, gateway, server, name)
@@ -93,7 +93,16 @@ class Stack:
     def accelerators(self) -> int:
         return sum(p.spec.count * p.spec.devices for p in self.composition.pools)
 
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests (503 with Retry-After, and so does /ready) and wait for those under way, at
+        most so long. What is left then, `close` ends."""
+        self.server.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.gateway.drain()
+
     async def close(self) -> None:
+        """At once."""
         await self._open.aclose()
 
 

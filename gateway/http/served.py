@@ -38,21 +38,18 @@ class Generator(Protocol):
 
 
 class Answers:
-    """Those under way: a server that closes waits for them, and tells the clients of the rest."""
+    """Those under way: a server that closes ends them, and tells their clients."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._none = asyncio.Event()
-        self._none.set()
         self._closing = False
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """The current task makes an answer. OverloadError when a closing server waits no longer for it."""
+        """The current task makes an answer. OverloadError when a closing server ends it."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._none.clear()
         try:
             yield
         except asyncio.CancelledError:
@@ -62,18 +59,11 @@ class Answers:
             raise OverloadError("this server is shutting down") from None
         finally:
             self._tasks.discard(task)
-            if not self._tasks:
-                self._none.set()
 
-    async def end(self, grace: float) -> None:
-        """Wait until there is none, for `grace` seconds; then end those that are left."""
-        try:
-            async with asyncio.timeout(grace):
-                await self._none.wait()
-        except TimeoutError:
-            self._closing = True
-            for task in self._tasks:
-                task.cancel()
+    def end(self) -> None:
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
 
 
 @dataclass(slots=True)
@@ -83,7 +73,7 @@ class Served:
     models: Models
     metrics: HttpMetrics
     epoch: Callable[[], float]  # seconds since 1970
-    draining: bool = False  # set by the server when it closes
+    draining: bool = False  # set by the server; no new generations then
     answers: Answers = field(default_factory=Answers)
 
 

@@ -18,10 +18,9 @@ LAST_WORDS = 0.25
 class Server:
     """A running server; made by `serve`."""
 
-    def __init__(self, app: web.Application, runner: web.AppRunner, host: str, grace: float) -> None:
+    def __init__(self, app: web.Application, runner: web.AppRunner, host: str) -> None:
         self._app = app
         self._runner = runner
-        self._grace = grace
         self.host = host
         self.port: int = runner.addresses[0][1]
 
@@ -31,23 +30,21 @@ class Server:
         return f"http://{host}:{self.port}"
 
     def drain(self) -> None:
-        """Refuse new generations (503) and say so at /ready; those under way go on."""
+        """Refuse new generations (503) and say so at /ready; it listens on, and those under way go on."""
         self._app[SERVED].draining = True
 
     async def close(self) -> None:
-        """Drain, stop listening, wait for answers under way as long as `serve` was told, abort the rest: a
-        stream ends with an error event, another answer is a 503."""
+        """Now: stop listening and end the answers under way: a stream with an error event, another one as
+        a 503. Who wants them to reach their own ends drains, and waits, before."""
         self.drain()
         for site in list(self._runner.sites):
             await site.stop()
-        await self._app[SERVED].answers.end(self._grace)
+        self._app[SERVED].answers.end()
         await self._runner.cleanup()
 
 
-async def serve(
-    app: web.Application, host: str = "127.0.0.1", port: int = 8000, *, grace: float = 5.0
-) -> Server:
-    """Listen; `port` 0 takes any free one. `grace`: seconds that answers under way get at `close`.
+async def serve(app: web.Application, host: str = "127.0.0.1", port: int = 8000) -> Server:
+    """Listen; `port` 0 takes any free one.
 
     ResourceError when the port is taken or the address is none of this machine's.
     """
@@ -60,7 +57,7 @@ async def serve(
     except OSError as error:
         await runner.cleanup()
         raise ResourceError(_why(error, host, port), field="port") from error
-    return Server(app, runner, host, grace)
+    return Server(app, runner, host)
 
 
 async def check_port(host: str, port: int) -> None:

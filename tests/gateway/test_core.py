@@ -579,6 +579,21 @@ async def test_draining_lets_requests_end_and_admits_no_more(make_gateway: MakeG
 
 
 @virtual
+async def test_while_it_drains_a_request_waits_for_the_next_worker(make_gateway: MakeGateway) -> None:
+    first = FakeWorker(CLOCK, prefill_seconds=1.0)
+    gateway = make_gateway(first)
+    running = asyncio.create_task(collect(gateway, request()))
+    await CLOCK.sleep(0.1)
+    drained = asyncio.create_task(gateway.drain())
+    await CLOCK.sleep(0.1)
+    first.die()
+    await CLOCK.sleep(0.1)
+    gateway.join(FakeWorker(CLOCK, "w1"))
+    assert len(await running) == 3
+    await drained
+
+
+@virtual
 async def test_closing_ends_what_runs(make_gateway: MakeGateway) -> None:
     workers = [FakeWorker(CLOCK, f"w{i}", auto=False) for i in range(2)]
     gateway = make_gateway(*workers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +109,34 @@ def workers(command: Command) -> int:
     return count
 
 
+def serving(command: Command) -> str:
+    """Its URL, when it serves."""
+    assert command.process.stdout is not None
+    line = command.process.stdout.readline()
+    found = re.fullmatch(r"serving toy at (http://127.0.0.1:\d+)/v1 with 2 workers\n", line)
+    assert found, line
+    return found[1]
+
+
+def ask(url: str, tokens: int) -> http.client.HTTPResponse:
+    body = {"model": "toy", "prompt": [5] * 40, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=60)
+    return answer
+
+
+def refused(call: Callable[[], http.client.HTTPResponse]) -> bool:
+    """Whether it is told to come back later."""
+    try:
+        call().close()
+    except urllib.error.HTTPError as error:
+        assert (error.code, error.headers["Retry-After"]) == (503, "1")
+        return True
+    return False
+
+
 def metrics(command: Command) -> str:
     """The gateway's page; empty until it serves."""
     for process in command.children():
@@ -144,18 +174,25 @@ def test_while_the_model_is_fetched(bien: Start, arguments: tuple[str, ...], tmp
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_while_an_answer_streams(bien: Start, number: int) -> None:
+    """The first signal drains: that answer goes on and new ones are refused. The second one ends it."""
     command = bien(*SERVE)
-    assert command.process.stdout is not None
-    line = command.process.stdout.readline()
-    found = re.fullmatch(r"serving toy at (http://127.0.0.1:\d+/v1) with 2 workers\n", line)
-    assert found, line
-    body = {"model": "toy", "prompt": [5] * 40, "max_tokens": LONG, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(
-        f"{found[1]}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    url = serving(command)
+    with ask(url, LONG) as answer:
         assert answer.readline().startswith(b"data: ")
+        command.process.send_signal(number)
+        command.until(lambda: refused(lambda: urllib.request.urlopen(f"{url}/ready", timeout=60)))
+        assert refused(lambda: ask(url, 1))
+        assert answer.readline() and answer.readline().startswith(b"data: ")
         assert command.strike(number) == 0
+        assert b'"overloaded"' in answer.read().splitlines()[-2]
+
+
+def test_an_answer_under_way_ends_before_the_server(bien: Start) -> None:
+    command = bien(*SERVE)
+    with ask(serving(command), 700) as answer:
+        assert answer.readline().startswith(b"data: ")
+        assert command.strike(signal.SIGTERM) == 0
+        assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_while_a_replay_streams(bien: Start, tmp_path: Path) -> None:

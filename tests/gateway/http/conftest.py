@@ -133,7 +133,7 @@ async def start(fake: FakeGateway) -> AsyncIterator[Start]:
         options = {"max_context": 200, "registry": CollectorRegistry(), "epoch": lambda: 1e9, **options}
         text = options.pop("text", None) or TextModel(fake.tokenizer, ChatTemplate(CHATML))
         app = make_app(fake, text, "toy", **options)
-        servers.append(await serve(app, "127.0.0.1", 0, grace=0.05))
+        servers.append(await serve(app, "127.0.0.1", 0))
         return servers[-1]
 
     yield run

@@ -51,7 +51,7 @@ async def stack() -> AsyncIterator[Stack]:
     gateway = Gateway([worker], router, MemoryIndex(clock), clock, GatewaySpec())
     shell: Generator = gateway
     app = make_app(shell, TextModel(Tokenizer(byte_level())), "toy", max_context=gateway.max_context)
-    server = await serve(app, "127.0.0.1", 0, grace=0.05)
+    server = await serve(app, "127.0.0.1", 0)
     yield Stack(harness, server)
     await server.close()
     await gateway.close()
