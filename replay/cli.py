@@ -37,7 +37,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except MemoryError as error:
         print(
-            f"error: not enough memory: {error or 'the system refused some'}; "
+            f"error: not enough memory: {str(error) or 'the system refused some'}; "
             "lower count, kv_tokens or slots of the deployment's pools, or --concurrency",
             file=sys.stderr,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,7 +39,8 @@ class Checkpoint:
         try:
             for path in shards(folder):
                 try:
-                    shard = files.enter_context(safe_open(path, framework="pt"))
+                    with _memory(folder):
+                        shard = files.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:
                     raise ModelError(f"{path} is damaged or not a safetensors file: {error}") from error
                 where.update(dict.fromkeys(shard.keys(), shard))
@@ -76,16 +77,9 @@ class Checkpoint:
     def take(self, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
         """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device."""
         source = self._where[name].get_slice(name)
-        try:
+        with _memory(self.folder):
             tensor: Tensor = source[slices] if slices else source[:]
             return tensor.to(self.device, self.dtype)
-        except RuntimeError as error:  # torch has no class for it
-            if "allocate memory" not in str(error):
-                raise
-            raise ResourceError(
-                f"model folder {self.folder}: no memory for {name}: {error}; free some, or lower the pool's "
-                "count"
-            ) from error
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -111,6 +105,19 @@ def shards(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     raise ModelError(f"model folder {folder} has neither {SINGLE} nor {INDEX}")
+
+
+@contextmanager
+def _memory(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch has no class for it
+        if "allocate memory" not in str(error):
+            raise
+        raise ResourceError(
+            f"model folder {folder}: not enough memory for its weights: {error}; free some, or lower the "
+            "pool's count"
+        ) from error
 
 
 def _clause(title: str, names: list[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from bien.core.errors import ModelError
+from bien.core.errors import ModelError, ResourceError
 from bien.core.models.loading import Checkpoint
 from bien.core.testing.toy import write_toy
 from tests.core.executors.driver import Driver
@@ -148,3 +148,12 @@ def test_half_precision_is_near(kind: str, tmp_path: Path) -> None:
         driver.step({slot: 1})
     error = np.linalg.norm(logits[0] - logits[1]) / np.linalg.norm(logits[0])
     assert error < 0.05
+
+
+def test_memory_that_lacks_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, framework: str) -> None:
+        raise RuntimeError(f"unable to mmap 538090408 bytes from file <{path}>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr("bien.core.models.loading.safe_open", refuse)
+    with pytest.raises(ResourceError, match="not enough memory for its weights: unable to mmap .*; free some"):
+        Checkpoint.open(write_toy(tmp_path), torch.float32, torch.device("cpu"))
