@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -20,20 +18,15 @@ from bien.core.models.fetch import resolve_model
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 from bien.core.text.model import TextModel
-from bien.core.worker.launch import WorkerProcess, launch
+from bien.core.worker.client import WorkerClient
+from bien.core.worker.launch import launch
 from bien.core.worker.messages import WorkerInfo
-from bien.core.worker.socket_client import SocketClient
 from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
 from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
-
-OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
-RESTARTS = 5  # of one worker in a row; then the rest go on without it
-GRACE = 0.75  # seconds that workers get to stop
-BACKOFF = 1.0  # seconds, doubled each time
-log = logging.getLogger("bien.stack")
+from bien.replay.processes import OnStep, Processes
 
 
 class Stack:
@@ -58,7 +51,7 @@ class Stack:
         async with AsyncExitStack() as opened:
             # Workers get the folder: none of them needs to look for the model again.
             starts = assign(composition, msgspec.structs.replace(composition.model, name=str(folder)))
-            processes = _Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
+            processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
             opened.push_async_callback(processes.stop)
             clients = await processes.connect()
             gateway, registry = _gateway(composition, clients)
@@ -106,49 +99,6 @@ class Stack:
         await self._open.aclose()
 
 
-class _Processes:
-    """The worker processes; one that dies is started again and joins the gateway with an empty cache."""
-
-    def __init__(self, workers: list[WorkerProcess]) -> None:
-        self._workers = workers
-        self._watches: list[asyncio.Task[None]] = []
-        self._clock = WallClock()
-
-    async def connect(self) -> list[SocketClient]:
-        return [await self._connect(worker) for worker in self._workers]
-
-    async def _connect(self, worker: WorkerProcess) -> SocketClient:
-        return await SocketClient.connect(worker.ready.host, worker.ready.port, worker.start.token)
-
-    def watch(self, gateway: Gateway, on_step: OnStep) -> None:
-        for index in range(len(self._workers)):
-            self._watches.append(asyncio.create_task(self._watch(index, gateway, on_step)))
-
-    async def _watch(self, index: int, gateway: Gateway, on_step: OnStep) -> None:
-        failures = 0
-        while failures < RESTARTS:
-            worker = self._workers[index]
-            reason = await worker.wait()
-            log.warning("%s; starting it again", reason)
-            on_step(worker.start.id, f"died: {reason}; starting it again", 0, 0)
-            try:
-                self._workers[index] = again = await worker.respawn()
-                gateway.join(await self._connect(again))
-                failures = 0
-                on_step(worker.start.id, "is back", 0, 0)
-            except BienError as error:
-                failures += 1
-                log.warning("worker %s cannot be started again: %s", worker.start.id, error)
-                await self._clock.sleep(BACKOFF * 2**failures)
-        on_step(self._workers[index].start.id, f"given up after {RESTARTS} attempts", 0, 0)
-
-    async def stop(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
-        await asyncio.gather(*(worker.stop(GRACE) for worker in self._workers))
-
-
 async def _resolve(name: str, on_step: OnStep) -> Path:
     """The model's folder. It may take a download, in a thread, which only its own progress can end."""
     wanted = True
@@ -164,7 +114,7 @@ async def _resolve(name: str, on_step: OnStep) -> Path:
         wanted = False
 
 
-def _gateway(composition: Composition, clients: list[SocketClient]) -> tuple[Gateway, CollectorRegistry]:
+def _gateway(composition: Composition, clients: list[WorkerClient]) -> tuple[Gateway, CollectorRegistry]:
     registry = CollectorRegistry()
     clock = WallClock()
     ctx = Context(clock=clock, rng=random.Random(), metrics=registry)

@@ -1,0 +1,121 @@
+"""Workers that die, and when they are started again, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bien.core.clock import VirtualClock
+from bien.core.worker.client import WorkerClient
+from bien.replay.processes import BACKOFF, RESTARTS, STEADY, Processes
+
+CLOCK = VirtualClock()
+PAUSES = [0.0, *(BACKOFF * 2**n for n in range(RESTARTS - 1))]
+
+
+class Mortal:
+    """A process that lives for `lives[0]` seconds; its next life is the next of them, an error that
+    starting it raises, or without end."""
+
+    def __init__(self, lives: list[float | Exception], starts: list[float], epoch: int = 1) -> None:
+        self.start = SimpleNamespace(id="w0", epoch=epoch)
+        self.lives = lives
+        self.starts = starts
+        self.ended = asyncio.Event()
+        self.stopped = False
+        if lives:
+            asyncio.get_running_loop().call_later(cast(float, lives.pop(0)), self.ended.set)
+
+    async def wait(self) -> str:
+        await self.ended.wait()
+        return "worker 'w0' is gone"
+
+    async def respawn(self) -> Mortal:
+        await self.stop()
+        self.starts.append(CLOCK.time())
+        if self.lives and isinstance(self.lives[0], Exception):
+            raise cast(Exception, self.lives.pop(0))
+        return Mortal(self.lives, self.starts, self.start.epoch + 1)
+
+    async def stop(self, grace: float = 0.0) -> None:
+        self.stopped = True
+        self.ended.set()
+
+
+class Client:
+    def __init__(self, worker: Mortal) -> None:
+        self.worker = worker
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Gateway:
+    def __init__(self, *refusals: Exception) -> None:
+        self.refusals = list(refusals)
+        self.seen: list[Client] = []
+
+    def join(self, client: WorkerClient) -> None:
+        self.seen.append(cast(Any, client))
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+
+def watch(
+    *lives: float | Exception, refusals: tuple[Exception, ...] = ()
+) -> tuple[list[float], list[str], list[Client]]:
+    """When it was started again, what was said last, and the clients that were offered to the gateway."""
+    starts: list[float] = []
+    said: list[str] = []
+    gateway = Gateway(*refusals)
+
+    async def connect(worker: Any) -> WorkerClient:
+        return cast(WorkerClient, Client(worker))
+
+    async def main() -> None:
+        first = Mortal(list(lives), starts)
+        processes = Processes([cast(Any, first)], connect, CLOCK)
+        processes.watch(gateway, lambda who, text, *_: said.append(text))
+        await CLOCK.sleep(1000.0)
+        await processes.stop()
+
+    VirtualClock.run(main())
+    return starts, said, gateway.seen
+
+
+def test_deaths_in_a_row_are_followed_by_longer_and_longer_pauses_and_then_by_none() -> None:
+    starts, said, _ = watch(*[0.5] * 20)
+    at, expected = 0.0, []
+    for pause in PAUSES:
+        at += 0.5 + pause
+        expected.append(at)
+    assert starts == pytest.approx(expected)
+    assert said[-1] == f"given up after {RESTARTS} attempts"
+
+
+def test_a_worker_that_lived_for_long_is_started_again_at_once() -> None:
+    starts, said, _ = watch(*[STEADY] * 20)
+    assert starts == pytest.approx([STEADY * n for n in range(1, 21)])
+    assert said[-1] == "is back"
+
+
+def test_what_cannot_be_started_counts_however_long_it_lived_before() -> None:
+    starts, said, _ = watch(100.0, *[OSError("no memory")] * 20)
+    assert len(starts) == RESTARTS and starts[-1] == pytest.approx(100.0 + sum(PAUSES))
+    assert said[-1] == f"given up after {RESTARTS} attempts"
+
+
+def test_any_error_is_a_failure_like_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "bien.stack")
+    starts, said, seen = watch(1.0, ValueError("respawn"), 500.0, refusals=(KeyError("join"),))
+    assert len(starts) == 3 and said[-1] == "is back"
+    assert "cannot be started again: ValueError('respawn')" in caplog.text
+    assert "cannot be started again: KeyError('join')" in caplog.text
+    # The process that never joined has made room for the next one.
+    assert [(c.closed, c.worker.stopped) for c in seen[:-1]] == [(True, True)]
+    assert [c.worker.start.epoch for c in seen] == [2, 3]
