@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -36,6 +37,7 @@ KEPT = 0.95  # shares of the original below this make a result invalid
 ERRORS = 0.01
 MISMATCH = 0.05
 LAG_MS = 500.0
+CAUSE = 200  # characters of an error
 
 
 def measure(
@@ -116,7 +118,9 @@ def _fidelity(driver: Driver, meta: TraceMeta, good: list[TurnRecord]) -> Fideli
             f"{skipped} sessions skipped: longer than the window of {driver.target.info.max_context}"
         )
     if failed := driver.tally.sessions_failed:
-        notes.append(f"{failed} sessions ended early by a failed turn")
+        causes = Counter(r.error for r in driver.records if r.error)
+        often = "".join(f", most often: {text[:CAUSE]}" for text, _ in causes.most_common(1))
+        notes.append(f"{failed} sessions ended early by a failed turn{often}")
     of = meta.fidelity
     derived = of.derived_output_tokens / of.output_tokens if of.output_tokens else None
     return FidelityReport(turns, tokens, reuse, derived, notes)

@@ -124,6 +124,9 @@ def test_a_server_that_refuses_everything_fails_the_run(
     assert done.returncode == 1
     result = read_result(tmp_path / "result.json")
     assert result.turns.errors == 1 and result.card.overload == 1.0
+    assert result.fidelity.notes == [
+        "1 sessions ended early by a failed turn, most often: HTTP 503: 13 is refused"
+    ]
 
 
 @pytest.mark.parametrize(
