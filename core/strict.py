@@ -56,5 +56,5 @@ def _faults(raw: Any, info: inspect.Type, path: str) -> Iterator[tuple[str, str]
     elif isinstance(info, (inspect.VarTupleType, inspect.ListType)) and isinstance(raw, (list, tuple)):
         for i, value in enumerate(raw):
             yield from _faults(value, info.item_type, f"{path}[{i}]")
-    elif isinstance(info, inspect.LiteralType) and isinstance(raw, str) and raw not in info.values:
-        yield path, f"{raw!r} is not a choice; {nearest(raw, map(str, info.values))}"
+    elif isinstance(info, inspect.LiteralType) and raw not in info.values:
+        yield path, f"{raw!r} is not a choice; {nearest(str(raw), map(str, info.values))}"

@@ -101,6 +101,13 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"pool": [{"kv_tokens": 8}]}, "pool[0].kv_tokens", "the least is 16 (one block"),
         ({"pool": [{"name": ""}]}, "pool[0].name", "empty"),
         ({"pool": [{}, {}]}, "pool[1].name", "names must differ"),
+        (
+            {"pool": [{"role": "prefil"}]},
+            "pool[0].role",
+            "'prefil' is not a choice; valid: both, decode",
+        ),
+        ({"pool": [{"role": 3}]}, "pool[0].role", "3 is not a choice; valid: both, decode, prefill"),
+        ({"pool": [{"role": ["both"]}]}, "pool[0].role", "['both'] is not a choice; valid: both, decode"),
         ({"pool": [{"role": "decode"}]}, "pool", "none of role 'prefill' or 'both'"),
         ({"model": {"name": ""}}, "model.name", "empty"),
         ({"model": {"block_tokens": 24}}, "model.block_tokens", "24 is not a power of two"),
