@@ -30,6 +30,7 @@ ROUTES: tuple[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamRespon
     ("GET", "/metrics", handlers.metrics),
     ("GET", "/version", handlers.version),
 )
+_PATTERN = re.compile(r":[^}]*}")  # in a route: what a part of its path must match
 _PLAIN = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -97,5 +98,6 @@ def _explained(error: Exception, request: web.Request) -> Exception:
         valid = ", ".join(sorted(error.allowed_methods))
         error.text = f"{request.method} is not allowed on {request.path}; valid: {valid}"
     elif isinstance(error, web.HTTPNotFound):
-        error.text = f"no such path: {request.path}; {nearest(request.path, (path for _, path, _ in ROUTES))}"
+        paths = (_PATTERN.sub("}", path) for _, path, _ in ROUTES)
+        error.text = f"no such path: {request.path}; {nearest(request.path, paths)}"
     return error

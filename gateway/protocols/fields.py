@@ -21,6 +21,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_SESSION_LENGTH = 256
+MAX_INT = (1 << 31) - 1
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -238,8 +239,8 @@ def _max_tokens(fields: Fields) -> int | None:
 def _at_least(name: str, value: int | None, low: int, default: int) -> int:
     if value is None:
         return default
-    if not low <= value < 1 << 31:
-        raise UserError(f"{name}={value}; valid: {low} or more", field=name)
+    if not low <= value <= MAX_INT:
+        raise UserError(f"{name}={value}; valid: {low} to {MAX_INT}", field=name)
     return value
 
 

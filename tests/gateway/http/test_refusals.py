@@ -18,8 +18,9 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": "hot"}, "temperature", "Expected `float"),
     ({"top_p": 0}, "top_p", "valid: above 0 to 1"),
     ({"top_p": 1.5}, "top_p", "top_p=1.5"),
-    ({"top_k": -2}, "top_k", "valid: -1 or more"),
-    ({"max_tokens": 0}, "max_tokens", "valid: 1 or more"),
+    ({"top_k": -2}, "top_k", "valid: -1 to 2147483647"),
+    ({"max_tokens": 0}, "max_tokens", "valid: 1 to 2147483647"),
+    ({"max_tokens": 2**31}, "max_tokens", "max_tokens=2147483648; valid: 1 to 2147483647"),
     ({"max_tokens": 10**12}, "max_tokens", "1000000000000"),
     ({"max_tokens": 1.5}, "max_tokens", "Expected `int"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "contradict"),
@@ -198,6 +199,9 @@ async def test_media_method_path_and_size(start: Any) -> None:
         async with http.post("/v1/completion", json={}) as r:
             assert r.status == 404
             assert "did you mean '/v1/completions'?" in (await r.json())["error"]["message"]
+        async with http.get("/v1/nothing") as r:
+            message = (await r.json())["error"]["message"]
+            assert "/v1/models, /v1/models/{id}, /version" in message and ".+" not in message
         async with http.post("/v1/completions", json={"model": "toy", "prompt": "x" * 200}) as r:
             assert (r.status, (await r.json())["error"]["code"]) == (413, "request_too_large")
 
