@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from bien.core.errors import ResourceError
 from bien.gateway.http.served import SERVED
 
 # Seconds for the ends of answers to reach clients that read slowly; aiohttp waits so long twice.
 LAST_WORDS = 0.25
+log = logging.getLogger("bien.http")
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    # Whoever can reach the port can send what is no HTTP: that is one line, and no fault of ours to trace.
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        first = (error.message.splitlines() or [""])[0]
+        record.msg, record.args = f"{record.getMessage()}: {first}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
+log.addFilter(_shorten)
 
 
 class Server:
@@ -50,7 +66,9 @@ async def serve(app: web.Application, host: str = "127.0.0.1", port: int = 8000)
     """
     _check_range(port)
     # Cancellation on disconnect: without it a client that leaves before the first byte is not noticed.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WORDS)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WORDS, logger=log
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

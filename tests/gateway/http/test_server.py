@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import aiohttp
@@ -134,3 +135,17 @@ async def test_metrics_show_the_registry_and_the_responses(start: Any) -> None:
     assert 'bien_http_responses_total{route="/v1/completions",status="200"} 1.0' in page
     assert 'bien_http_responses_total{route="other",status="404"} 1.0' in page
     assert "bien_http_streams 0.0" in page
+
+
+async def test_what_is_no_http_costs_one_line_of_the_log(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in (b"GET / HTTP/9.x\r\n\r\n", b"GET /health HTTP/1.1\r\nContent-Length: one\r\n\r\n"):
+        caplog.clear()
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(text)
+        assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+        writer.close()
+        (record,) = caplog.records
+        assert record.exc_info is None and "\n" not in logging.Formatter().format(record)
+        assert "from 127.0.0.1: " in record.getMessage()
