@@ -7,6 +7,7 @@ costs per request and per frame, never per token.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Iterable
 from numbers import Integral
@@ -26,6 +27,7 @@ from bien.core.worker.messages import StepFrame, WorkerInfo
 from bien.gateway.admission import Admission, Slot
 from bien.gateway.chain import PromptChains
 from bien.gateway.checks import check_fits, check_parameters, context_limit
+from bien.gateway.faults import FAULTS
 from bien.gateway.feed import IndexFeed
 from bien.gateway.index import KVIndex
 from bien.gateway.ledger import Ledger
@@ -35,6 +37,7 @@ from bien.gateway.routing import Decision, Router
 from bien.gateway.stream import Stream
 
 MAX_PLACEMENTS = 3  # a request that killed so many workers is not tried again
+log = logging.getLogger("bien.gateway")
 
 
 class Gateway:
@@ -191,10 +194,12 @@ class Gateway:
             self._drop(member, "the gateway is going down")
             await member.client.close()
         self._joined.set()
-        try:
-            self._router.close()
-        finally:
-            self._index.close()
+        for plugin in (self._router, self._index):
+            try:
+                plugin.close()
+            except FAULTS:
+                self.totals.faults += 1
+                log.exception("%s failed at its end", type(plugin).__name__)
 
     # Below: called by Generation and Stream.
 
@@ -250,7 +255,7 @@ class Gateway:
             overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], places)
             targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
             decision = self._router.choose(route, targets)
-        except Exception as error:
+        except FAULTS as error:
             raise PluginFault(f"index or router failed: {error!r}") from error
         if not _valid(decision, len(targets), route.prompt_tokens):
             raise PluginFault(

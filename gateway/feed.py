@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bien.core.clock import Clock
+from bien.core.errors import PluginFault
 from bien.core.kv.events import EventBatch
 from bien.core.worker.client import WorkerClient
+from bien.gateway.faults import FAULTS
 from bien.gateway.index import KVIndex
 from bien.gateway.metrics import Totals
 
@@ -59,7 +61,7 @@ class IndexFeed:
         # Frames, deaths and placements are handled above us: an index at fault must not stop any of them.
         try:
             return news()
-        except Exception:
+        except FAULTS:
             self._totals.faults += 1
             log.exception("the index failed at news of worker %s", worker)
             return None
@@ -79,15 +81,19 @@ class IndexFeed:
         task.add_done_callback(lambda done: self._fetched(worker, done))
 
     async def _fetch(self, client: WorkerClient, held: list[EventBatch]) -> None:
-        pause = PAUSE
+        worker, pause = client.info.id, PAUSE
         while client.alive:
             snapshot = await client.snapshot()
-            self._index.reset(client.info.id, 0, snapshot.generation, snapshot.seq, snapshot.events)
+            try:
+                self._index.reset(worker, 0, snapshot.generation, snapshot.seq, snapshot.events)
+            except FAULTS as error:
+                self._totals.faults += 1
+                raise PluginFault(f"the index failed at it: {error!r}") from error
             # What came while the snapshot travelled follows it, as far as it does not hold it already.
             batches = [b for b in held if b.generation != snapshot.generation or b.seq > snapshot.seq]
             held.clear()
             if all(self._apply(batch) for batch in batches):
-                del self._held[client.info.id]
+                del self._held[worker]
                 return
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

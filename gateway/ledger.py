@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bien.core.clock import Clock
 from bien.core.worker.messages import Output, WorkerStats
 from bien.gateway.admission import Admission
+from bien.gateway.faults import FAULTS
 from bien.gateway.metrics import GatewayMetrics, Totals
 from bien.gateway.routing import Outcome, Router
 from bien.gateway.spans import RequestSpan
@@ -108,7 +109,7 @@ class Ledger:
         # Frames are dispatched above us: a router at fault must not stop the streams of others.
         try:
             router()
-        except Exception:
+        except FAULTS:
             self._totals.faults += 1
             log.exception("the router failed at news of a worker")
 

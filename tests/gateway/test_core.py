@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -536,6 +537,50 @@ async def test_an_index_at_fault_loses_no_request(make_gateway: MakeGateway) -> 
     workers[1].emit(rid, 3, finish="length")
     assert sum(output.count for output in await running) == 3
     assert [load.inflight for load in gateway.loads] == [0]
+
+
+@virtual
+async def test_a_plugin_that_exits_ends_nothing_else(make_gateway: MakeGateway) -> None:
+    def exits(*_: Any) -> Any:
+        sys.exit("a library below it called this")
+
+    class Router(RoundRobin):
+        observe = report = close = staticmethod(exits)
+
+    class Index(MemoryIndex):
+        join = leave = apply = reset = predict = close = staticmethod(exits)
+
+    worker = FakeWorker(CLOCK)
+    gateway = make_gateway(worker, router=(router := Router()), index=Index(CLOCK))
+    await CLOCK.sleep(1.0)  # its snapshot is fetched in a task of its own
+    worker.load(running=1)
+    assert len(await collect(gateway, request())) == 3
+    router.choose = exits  # type: ignore[method-assign]
+    with pytest.raises(PluginFault, match="a library below it"):
+        await collect(gateway, request())
+    await gateway.close()
+    # leave, join, reset, report, predict, apply, observe, leave, and both at their ends
+    assert gateway.totals.faults == 10
+    assert gateway.inflight == 0
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_interrupt_and_a_cancellation_are_no_faults_of_plugins(
+    make_gateway: MakeGateway, kind: type[BaseException]
+) -> None:
+    async def main() -> None:
+        router = RoundRobin()
+        gateway = make_gateway(FakeWorker(CLOCK), router=router)
+
+        def choose(*_: Any) -> Decision:
+            raise kind
+
+        router.choose = choose  # type: ignore[method-assign]
+        with pytest.raises(kind):
+            await collect(gateway, request())
+        assert gateway.totals.faults == 0 and gateway.inflight == 0
+
+    VirtualClock.run(main())
 
 
 @virtual
