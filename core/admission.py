@@ -132,13 +132,15 @@ class Admission:
         """The largest number of decode steps <= `steps` that need no more blocks than there are.
 
         With WINDOW or STATE groups a jump also stays inside a block: there, blocks come and go, and
-        snapshots are taken, in the order of single steps.
+        snapshots are taken, in the order of single steps. So it does where blocks are evicted while
+        commits meet cached blocks, which changes the order of eviction.
         """
+        inside = max(1, min(-s.planned % self._block for s in sequences))
         if self._ordered:
-            inside = min(-s.planned % self._block for s in sequences)
-            steps = min(steps, max(1, inside))
-        rooms = [self._cache.available(g) for g, group in enumerate(self._groups) if group.paged]
-        room = min(rooms, default=0)
+            steps = min(steps, inside)
+        paged = [g for g, group in enumerate(self._groups) if group.paged]
+        room = min((self._cache.available(g) for g in paged), default=0)
+        free = min((self._cache.usage(g)[2] for g in paged), default=0)
 
         def need(n: int) -> int:
             # Twice: a committed block whose twin is cached holds on to that twin as well.
@@ -146,6 +148,8 @@ class Admission:
             new = sum(max(0, -(-(s.planned + n - 1) // size) - s.reserved // size) for s in sequences)
             return 2 * new + len(sequences)
 
+        if need(steps) > free and any(s.kv and self._cache.meets_cached(s.kv) for s in sequences):
+            steps = min(steps, inside)
         if need(steps) <= room:
             return steps
         low, high = 1, steps

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 
 from bien.core.admission import Admission
 from bien.core.clock import Clock
@@ -177,17 +178,17 @@ class Engine:
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
         accepted = result.accepted.tolist()
         proposed = None if result.proposed is None else result.proposed.tolist()
-        if steps > 1:  # before any of them ends and gives blocks back, as step by step
-            for item in flight.items:
+        order = list(range(len(flight.items)))
+        if steps > 1:
+            order.sort(key=lambda i: flight.items[i].last_change(steps, self.limits.block_tokens))
+            for item in flight.items:  # before any of them ends and gives blocks back, as step by step
                 if item.sequence.status is not Status.FINISHED:
                     self._admission.cover(item.sequence, item.start + item.count + steps - 1)
-        at = 0
-        for i, item in enumerate(flight.items):
-            gained = accepted[i]
-            tokens = b"" if ids is None else ids[at : at + gained].tobytes()
-            at += gained
+        ends = [0, *accumulate(accepted)]
+        for i in order:
+            tokens = b"" if ids is None else ids[ends[i] : ends[i + 1]].tobytes()
             drafts = proposed[i] if proposed else 0
-            self._settlement.settle(item, gained, steps, tokens, drafts, report)
+            self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report)
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps
         self._stats.busy_seconds += result.seconds * steps

@@ -19,6 +19,14 @@ class FlightItem:
     samples: bool
     snapshots: list[tuple[int, int, int]] = field(default_factory=list)  # (group, position, block)
 
+    def last_change(self, steps: int, block_tokens: int) -> int:
+        """In which of `steps` equal decode steps this row changes the cache for the last time: it ends, or
+        fills a block. Recency follows that order, so a jump settles its rows in it."""
+        s = self.sequence
+        if s.output_tokens + steps >= s.request.sampling.max_tokens:
+            return steps
+        return max(0, steps - (self.start + steps) % block_tokens)
+
 
 @dataclass(slots=True)
 class Flight:

@@ -252,6 +252,12 @@ class KVCache:
                     out.append(KVEvent("stored", g, node.hash_before(lo), node.slice(lo, hi)))
         return out
 
+    def meets_cached(self, kv: SequenceKV) -> bool:
+        """Whether what it commits next may be cached already, or was: its commits then touch blocks that
+        nobody refers to, and so their order of eviction."""
+        node = self.tree.locate(kv.node, kv.committed)
+        return bool(kv.shadows or node.children or kv.committed < node.end)
+
     def available(self, group: int) -> int:
         """Free plus evictable blocks."""
         return self.pools[group].available
