@@ -227,6 +227,8 @@ class Gateway:
             if member is not None and not stream.lost:
                 member.client.abort(stream.rid)
                 member.remove(stream)
+                if stream.first < 0:
+                    self._feed.take_back(member.id, stream.route.hashes)
             self._ledger.ended(stream, "abort")
 
     async def _recover(self, stream: Stream) -> None:

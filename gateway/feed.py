@@ -54,6 +54,10 @@ class IndexFeed:
         """A prompt was sent to the worker, and is cached there for `ttl` seconds until events say so."""
         self._tell(worker, lambda: self._index.predict(worker, 0, hashes, ttl))
 
+    def take_back(self, worker: str, hashes: bytes) -> None:
+        """The prompt was aborted there; what it has left in the cache, events say."""
+        self.predict(worker, hashes, 0.0)
+
     def _apply(self, batch: EventBatch) -> bool:
         return self._tell(batch.worker, lambda: self._index.apply(batch)) is not False
 

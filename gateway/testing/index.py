@@ -179,6 +179,19 @@ class IndexSuite:
         self.clock.now = 2.1
         assert self.usable(self.blocks) == [0], "nothing came of it"
 
+    def test_a_prediction_can_be_taken_back(self) -> None:
+        self.index.join(make_info())
+        chain, start = b"".join(self.blocks), b"".join(self.blocks[:4])
+        for hashes in (chain, chain, start):
+            self.index.predict("w", 0, hashes, 2.0)
+        self.index.predict("w", 0, chain, 0.0)
+        assert self.usable(self.blocks) == [9], "another request predicted the same"
+        self.index.predict("w", 0, chain, 0.0)
+        assert self.usable(self.blocks) == [4], "its request was aborted"
+        self.index.predict("w", 0, chain, 0.0)
+        self.index.predict("stranger", 0, start, 0.0)
+        assert self.usable(self.blocks) == [4], "there was nothing of that kind to take back"
+
     def test_a_prediction_ends_with_the_event_that_confirms_it(self) -> None:
         self.index.join(make_info())
         self.index.predict("w", 0, b"".join(self.blocks), 1e9)

@@ -256,6 +256,22 @@ async def test_a_burst_follows_predictions_before_any_event(make_gateway: MakeGa
 
 
 @virtual
+async def test_a_request_aborted_before_its_first_token_takes_its_prediction_back(
+    make_gateway: MakeGateway,
+) -> None:
+    worker = FakeWorker(CLOCK, auto=False)
+    gateway = make_gateway(worker)
+    works = [GenerateRequest(f"a{i}", TokenIds.of([*range(400), 500 + i])) for i in range(3)]
+    async with gateway.generate(works[0]):
+        pass
+    async with gateway.generate(works[1]) as stream:
+        assert works[1].predicted_cached_tokens == 0
+        worker.emit(stream.rid)  # it is computed; the event that says so may come later
+    async with gateway.generate(works[2]):
+        assert works[2].predicted_cached_tokens == 400
+
+
+@virtual
 async def test_load_counts_reports_and_what_they_cannot_show_yet(make_gateway: MakeGateway) -> None:
     worker = FakeWorker(CLOCK, auto=False)
     gateway = make_gateway(worker)

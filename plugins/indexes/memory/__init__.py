@@ -69,6 +69,9 @@ class MemoryIndex:
         engine = self._engines.get((worker, dp_rank))
         if engine is None or not hashes:
             return
+        if ttl <= 0:
+            engine.take_back(hashes)
+            return
         engine.predictions.append(Prediction(hashes, self._clock.time() + ttl))
         del engine.predictions[:-MAX_PREDICTIONS]
 

@@ -72,6 +72,13 @@ class Engine:
             witness = (self.whole or self.groups)[0]
             self.predictions = [p for p in self.predictions if p.last not in witness]
 
+    def take_back(self, hashes: bytes) -> None:
+        """One of them: another request may have predicted the same."""
+        for i, prediction in enumerate(self.predictions):
+            if prediction.hashes == hashes:
+                del self.predictions[i]
+                return
+
     def usable(self, chain: Chain) -> int:
         """Blocks of the chain that every group can use."""
         position = chain.blocks

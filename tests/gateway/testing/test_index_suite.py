@@ -80,7 +80,15 @@ class Simple:
 
     def predict(self, worker: str, dp_rank: int, hashes: bytes, ttl: float) -> None:
         if worker in self.coming:
-            self.coming[worker].append((hashes, self.clock.time() + ttl))
+            if ttl:
+                self.coming[worker].append((hashes, self.clock.time() + ttl))
+            else:
+                self.take_back(self.coming[worker], hashes)
+
+    def take_back(self, coming: list[tuple[bytes, float]], hashes: bytes) -> None:
+        at = next((i for i, c in enumerate(coming) if c[0] == hashes), None)
+        if at is not None:
+            del coming[at]
 
     def live(self, worker: str) -> list[bytes]:
         return [hashes for hashes, end in self.coming[worker] if end > self.clock.time()]
@@ -155,6 +163,15 @@ class PredictsForEver(Simple):
         return [hashes for hashes, _ in self.coming[worker]]
 
 
+class KeepsAborted(Simple):
+    def take_back(self, coming: list[tuple[bytes, float]], hashes: bytes) -> None: ...
+
+
+class TakesAllBack(Simple):
+    def take_back(self, coming: list[tuple[bytes, float]], hashes: bytes) -> None:
+        coming[:] = [c for c in coming if c[0] != hashes]
+
+
 class IgnoresConfirmation(Simple):
     def confirmed(self, worker: str, block: bytes) -> bool:
         return False
@@ -208,6 +225,8 @@ def test_a_sound_index_passes() -> None:
         (AppliesTwice, "test_a_gap_is_noticed_and_healed"),
         (AddsToSnapshots, "test_a_snapshot_replaces_everything"),
         (PredictsForEver, "test_predictions_count_until_they_expire"),
+        (KeepsAborted, "test_a_prediction_can_be_taken_back"),
+        (TakesAllBack, "test_a_prediction_can_be_taken_back"),
         (IgnoresConfirmation, "test_a_prediction_ends_with_the_event_that_confirms_it"),
         (OneGroupOnly, "test_agrees_with_the_pools_over_all_groups"),
         (MixesWorkers, "test_each_worker_has_its_own"),
