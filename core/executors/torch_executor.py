@@ -229,7 +229,8 @@ class TorchExecutor:
         if drafts.shape != shape:
             raise PluginFault(f"drafts have shape {drafts.shape}; valid: {shape}")
         if drafts.min() < 0 or drafts.max() >= vocab:
-            raise PluginFault(f"drafts hold ids from {drafts.min()} to {drafts.max()}; valid: 0 to {vocab - 1}")
+            found = f"{drafts.min()} to {drafts.max()}"
+            raise PluginFault(f"drafts hold ids from {found}; valid: 0 to {vocab - 1}")
         return drafts.astype(np.int32)
 
 

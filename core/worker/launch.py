@@ -124,7 +124,9 @@ class WorkerProcess:
     def _obituary(self, code: int) -> str:
         how = f"ended with {code}"
         if code < 0:
-            how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            how = f"was killed by signal {-code}"
+            if -code in signal.Signals.__members__.values():
+                how += f" ({signal.Signals(-code).name})"
         words = "; its last words: " + " | ".join(self._tail) if self._tail else ""
         return f"worker {self.start.id!r} (pid {self.pid}) {how}{words}"
 
