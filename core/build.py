@@ -130,7 +130,7 @@ def build(
         executor: Executor = pool.make("executor", ctx)
         made.callback(executor.close)
         groups = executor.groups
-        blocks = tuple(_blocks(group, spec) for group in groups)
+        blocks = tuple(pool_blocks(group, spec) for group in groups)
         progress(f"allocating KV for {spec.kv_tokens} tokens")
         executor.allocate(blocks, spec.slots, architecture.max_context)
         ctx.groups, ctx.io = groups, executor.io
@@ -168,7 +168,7 @@ def describe(
 ) -> WorkerInfo:
     """What a worker tells gateways about itself."""
     spec, block_tokens = pool.spec, pool.model.block_tokens
-    paged = [_blocks(group, spec) * block_tokens for group in groups if group.paged]
+    paged = [pool_blocks(group, spec) * block_tokens for group in groups if group.paged]
     return WorkerInfo(
         id=id,
         generation=generation,
@@ -204,7 +204,8 @@ def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple
     return hashlib.blake2b(packed, digest_size=8, person=b"bien-fp").hexdigest()
 
 
-def _blocks(group: KVGroup, spec: PoolSpec) -> int:
+def pool_blocks(group: KVGroup, spec: PoolSpec) -> int:
+    """Usable blocks of a group in one worker. DeploymentError when there is not even one."""
     if not group.paged:
         return spec.slots + spec.snapshots  # each running sequence holds a live state
     blocks = spec.kv_tokens // group.block_tokens

@@ -13,6 +13,7 @@ import msgspec
 from bien.core.errors import DeploymentError, nearest
 from bien.core.strict import decode, join
 
+MAX_WORKERS = 1024  # of all pools: each is a process, or an engine of the simulation
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -114,8 +115,8 @@ def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
 
 
 def check_deployment(deployment: Deployment) -> None:
-    """DeploymentError for values that no composition can serve: counts below 1, a block size that is no
-    power of two, two pools of one name, a prefill pool without a decode pool."""
+    """DeploymentError for values that no composition can serve: counts below 1, too many workers, a
+    block size that is no power of two, two pools of one name, a prefill pool without a decode pool."""
     for path, text in _faults(deployment):
         raise DeploymentError(f"{path}: {text}", field=path)
 
@@ -179,6 +180,9 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
             yield f"{path}.name", "is empty"
         if pool.name in [p.name for p in pools[:i]]:
             yield f"{path}.name", f"{pool.name!r} is the name of an earlier pool; names must differ"
+    if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
+        where = "pool[0].count" if len(pools) == 1 else "pool"
+        yield where, f"{workers} workers are too many; valid: 1 to {MAX_WORKERS}, in all pools together"
     roles = {pool.role for pool in pools}
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if role in roles and other not in roles and "both" not in roles:

@@ -20,6 +20,7 @@ from bien.core.providers import Context
 from bien.core.text.model import TextModel
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.launch import launch
+from bien.core.worker.memory import check_memory
 from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
@@ -50,7 +51,9 @@ class Stack:
         folder = await _resolve(deployment.model.name, on_step)
         async with AsyncExitStack() as opened:
             # Workers get the folder: none of them needs to look for the model again.
-            starts = assign(composition, msgspec.structs.replace(composition.model, name=str(folder)))
+            model = msgspec.structs.replace(composition.model, name=str(folder))
+            check_memory(composition, model)
+            starts = assign(composition, model)
             processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
             opened.push_async_callback(processes.stop)
             clients = await processes.connect()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from bien.core.errors import ResourceError
 from bien.core.kv.groups import KVGroup
+from bien.core.memory import available_host_bytes
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -90,10 +89,4 @@ def available_bytes(device: torch.device) -> int:
     """Memory that can still be allocated: the device's, or the machine's within its control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - used))
+    return available_host_bytes()

@@ -94,6 +94,8 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"pool": []}, "pool", "at least one [[pool]]"),
         ({"pool": [3]}, "pool[0]", "Expected object, got int"),
         ({"pool": [{"count": 0}]}, "pool[0].count", "0 is too small; the least is 1"),
+        ({"pool": [{"count": 1025}]}, "pool[0].count", "1025 workers are too many; valid: 1 to 1024, in all"),
+        ({"pool": [{"count": 1024}, {"name": "b"}]}, "pool", "1025 workers are too many; valid: 1 to 1024"),
         ({"pool": [{"threads": 0}]}, "pool[0].threads", "the least is 1"),
         ({"pool": [{"devices": -1}]}, "pool[0].devices", "the least is 1"),
         ({"pool": [{"slots": 0}]}, "pool[0].slots", "the least is 1"),

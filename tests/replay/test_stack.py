@@ -75,6 +75,15 @@ def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert children() == before
 
 
+def test_workers_that_do_not_fit_into_memory_are_not_started(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy")
+    pool = PoolSpec(count=1000, kv_tokens=1 << 40)
+    before = children()
+    with pytest.raises(ResourceError, match=r"the workers need .* 1000 x .* are available; lower count"):
+        start(Deployment(ModelSpec(str(tmp_path / "toy")), GatewaySpec(port=0), (pool,)))
+    assert children() == before
+
+
 def test_a_port_in_use_is_named_before_anything_is_loaded() -> None:
     before = children()
     with socket.socket() as taken:
