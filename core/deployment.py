@@ -40,7 +40,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers of one kind. `kv_tokens` is the capacity of each paged group's pool, in tokens."""
 
     name: str = "main"
-    role: Literal["prefill", "decode", "both"] = "both"
+    role: Literal["prefill", "decode", "both"] = "both"  # the others are refused until there is a hand-over
     count: int = 1
     device: str = "cpu"
     devices: int = 1  # ranks of one engine
@@ -116,7 +116,7 @@ def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
 
 def check_deployment(deployment: Deployment) -> None:
     """DeploymentError for values that no composition can serve: counts below 1, too many workers, a
-    block size that is no power of two, two pools of one name, a prefill pool without a decode pool."""
+    block size that is no power of two, two pools of one name, a role that nothing serves yet."""
     for path, text in _faults(deployment):
         raise DeploymentError(f"{path}: {text}", field=path)
 
@@ -176,6 +176,9 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         yield from _below(path, ones, 1)
         yield from _below(path, {"snapshots": pool.snapshots}, 0)
         yield from _below(path, {"kv_tokens": pool.kv_tokens}, block, "one block of model.block_tokens")
+        if pool.role != "both":
+            text = f"{pool.role!r} is not there yet: no worker hands a prefill over to another; valid: both"
+            yield f"{path}.role", text
         if not pool.name:
             yield f"{path}.name", "is empty"
         if pool.name in [p.name for p in pools[:i]]:
@@ -183,10 +186,6 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
         where = "pool[0].count" if len(pools) == 1 else "pool"
         yield where, f"{workers} workers are too many; valid: 1 to {MAX_WORKERS}, in all pools together"
-    roles = {pool.role for pool in pools}
-    for role, other in (("prefill", "decode"), ("decode", "prefill")):
-        if role in roles and other not in roles and "both" not in roles:
-            yield "pool", f"there is a pool of role {role!r}, but none of role {other!r} or 'both'"
 
 
 def _below(path: str, values: Mapping[str, int | None], least: int, why: str = "") -> Iterator[_Fault]:

@@ -22,13 +22,12 @@ router = { use = "kv-aware", temperature = 0.5 }
 
 [[pool]]
 name = "prompts"
-role = "prefill"
+role = "both"
 count = 2
 scheduler = "fcfs"
 
 [[pool]]
 name = "tokens"
-role = "decode"
 
 [pool.scheduler]
 use = "fcfs"
@@ -54,7 +53,10 @@ def test_a_selection_keeps_its_parameters(tmp_path: Path):
     assert deployment.pool[0].scheduler == Selection("fcfs")
     assert deployment.pool[1].scheduler == Selection("fcfs", {"token_budget": 512})
     assert deployment.model.block_tokens == 32
-    assert [p.role for p in deployment.pool] == ["prefill", "decode"]
+    assert [(p.name, p.role, p.count) for p in deployment.pool] == [
+        ("prompts", "both", 2),
+        ("tokens", "both", 1),
+    ]
     assert deployment.plugins == ("acme-observer",)
 
 
@@ -110,7 +112,9 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ),
         ({"pool": [{"role": 3}]}, "pool[0].role", "3 is not a choice; valid: both, decode, prefill"),
         ({"pool": [{"role": ["both"]}]}, "pool[0].role", "['both'] is not a choice; valid: both, decode"),
-        ({"pool": [{"role": "decode"}]}, "pool", "none of role 'prefill' or 'both'"),
+        ({"pool": [{"role": "decode"}]}, "pool[0].role", "'decode' is not there yet"),
+        ({"pool": [{"role": "decode"}, {"role": "prefill"}]}, "pool[0].role", "valid: both"),
+        ({"pool": [{}, {"name": "b", "role": "prefill"}]}, "pool[1].role", "'prefill' is not there yet"),
         ({"model": {"name": ""}}, "model.name", "empty"),
         ({"model": {"block_tokens": 24}}, "model.block_tokens", "24 is not a power of two"),
         ({"model": {"block_tokens": 0}}, "model.block_tokens", "not a power of two"),
