@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from bien.core.errors import ResourceError, UserError
+from bien.replay.files import part_of, pretty, write_whole
 from bien.replay.metrics import Distribution, Throughput
 
 SCHEMA = "bien.result/1"
@@ -173,22 +174,12 @@ def write_result(path: Path, result: Result) -> None:
     Raises:
         ResourceError: the folder cannot be written to.
     """
-    part = _part(path)
-    text = msgspec.json.format(msgspec.json.encode(result, order="deterministic"), indent=2)
-    try:
-        with part.open("wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ResourceError(f"cannot write result {path}: {error.strerror or error}") from None
+    write_whole(path, pretty(result), "result")
 
 
 def check_folder(path: Path) -> None:
     """ResourceError now, not after a long run, when `path` cannot be written."""
-    part = _part(path)
+    part = part_of(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -210,7 +201,3 @@ def read_result(path: Path) -> Result:
     if result.schema != SCHEMA:
         raise UserError(f"{path} has schema {result.schema!r}; valid: {SCHEMA!r}")
     return result
-
-
-def _part(path: Path) -> Path:
-    return path.parent / f".{path.name}.{os.getpid()}.part"

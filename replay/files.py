@@ -1,0 +1,39 @@
+"""Files of results: there whole, or as they were before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bien.core.errors import ResourceError
+
+
+def write_whole(path: Path, data: bytes, what: str) -> None:
+    """Write it whole or not at all; `what` names it in the error.
+
+    Raises:
+        ResourceError: the folder cannot be written to.
+    """
+    part = part_of(path)
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ResourceError(f"cannot write {what} {path}: {error.strerror or error}") from None
+
+
+def pretty(value: Any) -> bytes:
+    """JSON, indented; equal values give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2) + b"\n"
+
+
+def part_of(path: Path) -> Path:
+    """Where it is written until it is whole."""
+    return path.parent / f".{path.name}.{os.getpid()}.part"
