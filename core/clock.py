@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time as _time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+MAX_WAIT = 24 * 3600.0  # seconds, of one wait of an asyncio loop
 
 
 class Clock(Protocol):
@@ -52,19 +53,26 @@ class WallClock:
         _time.sleep(seconds)
 
 
+def tolerance(now: float) -> float:
+    """Seconds that two times near `now` may differ by rounding alone."""
+    return 1e-9 + abs(now) * 1e-15
+
+
 class _JumpingSelector(selectors.SelectSelector):
     """Returns at once; a wait of `timeout` seconds is booked as virtual time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.next_timer: Callable[[], float | None] = lambda: None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("virtual time stands still: every coroutine waits for another one (deadlock)")
-        if timeout > 0:
+        if timeout >= MAX_WAIT and (when := self.next_timer()) is not None:
+            self.now = max(self.now, when)  # asyncio waits a day at most; a trace may hold longer gaps
+        elif timeout > 0:
             self.now += timeout
-            return []
         return []
 
 
@@ -74,11 +82,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-        # Rounding in `call_at` must never leave a timer a hair in the future of a selected wait.
-        self._clock_resolution = 1e-9
+        self._jumping.next_timer = self._next_timer
 
     def time(self) -> float:
+        # Rounding must never leave a timer a hair in the future of the wait that was for it.
+        self._clock_resolution = tolerance(self._jumping.now)
         return self._jumping.now
+
+    def _next_timer(self) -> float | None:
+        scheduled = getattr(self, "_scheduled", None)  # asyncio's own heap of timers
+        return scheduled[0].when() if scheduled else None
 
 
 class VirtualClock:

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,14 @@ class SimulationPlan(msgspec.Struct, frozen=True):
     slowdown: bool = False
 
 
+class Run(NamedTuple):
+    """How a simulation went."""
+
+    driver: Driver
+    result: Result
+    interrupted: bool
+
+
 def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
     """The deployment with executors that cost virtual time only, and what was put in their place.
 
@@ -74,21 +82,21 @@ def simulate(
     manager: PluginManager,
     on_tick: Callable[[Driver], None] = lambda driver: None,
     wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
-) -> Result:
-    """Run it to its end. `on_tick` is called now and then; `wrap` may observe each worker (but for those
-    of a second run, which is there for the slowdown only).
+) -> Run:
+    """Run it to its end, or until Ctrl-C. `on_tick` is called now and then; `wrap` may observe each worker
+    (but for those of a second run, which is there for the slowdown only).
 
     Raises:
         BienError: deployment or trace are wrong.
     """
     deployment, notes = simulated(plan.deployment)
-    driver, result = _simulate(plan, manager, deployment, on_tick, wrap)
-    result.fidelity.notes.extend(notes)
-    if plan.slowdown:
+    run = _simulate(plan, manager, deployment, on_tick, wrap)
+    run.result.fidelity.notes.extend(notes)
+    if plan.slowdown and not run.interrupted:
         single = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, concurrency=1))
-        ideal, _ = _simulate(single, manager, alone(deployment, driver), on_tick)
-        result.jobs.slowdown = slowdown(driver, ideal)
-    return result
+        ideal = _simulate(single, manager, alone(deployment, run.driver), on_tick)
+        run.result.jobs.slowdown = slowdown(run.driver, ideal.driver)
+    return run
 
 
 def _simulate(
@@ -97,7 +105,7 @@ def _simulate(
     deployment: Deployment,
     on_tick: Callable[[Driver], None],
     wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
-) -> tuple[Driver, Result]:
+) -> Run:
     composition = compose(deployment, manager)
     workers = [wrap(built) for built in build_workers(composition, plan.options.seed)]
     return VirtualClock.run(_run(plan, manager, composition, workers, on_tick))
@@ -138,7 +146,7 @@ async def _run(
     composition: Composition,
     workers: list[BuiltWorker],
     on_tick: Callable[[Driver], None],
-) -> tuple[Driver, Result]:
+) -> Run:
     clock = VirtualClock()
     clients = [InProcessClient(w.info, w.engine, w.executor, clock, jump=plan.jump) for w in workers]
     gateway = make_gateway(composition, clients, clock, plan.options.seed)
@@ -155,10 +163,17 @@ async def _run(
     )
     load = WorkerLoad(clock, lambda: _busy(workers))
     beside = [asyncio.create_task(load.run()), asyncio.create_task(_tick(driver, on_tick))]
+    interrupted = False
     try:
-        await driver.run()
+        try:
+            await driver.run()
+        except asyncio.CancelledError:  # Ctrl-C: what was simulated until now is kept
+            interrupted = True
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
         await load.sample()
-        for worker in workers:
+        for worker in workers if not interrupted else ():
             worker.engine.check_integrity()
     finally:
         for task in beside:
@@ -170,7 +185,10 @@ async def _run(
     meta = trace.meta
     described: dict[str, Any] = msgspec.to_builtins(composition.deployment)
     described["gateway"]["secret"] = "set" if composition.spec.secret else ""
-    return driver, measure(driver, meta, kind="simulated", deployment=described, load=load)
+    result = measure(
+        driver, meta, kind="simulated", deployment=described, interrupted=interrupted, load=load
+    )
+    return Run(driver, result, interrupted)
 
 
 async def _busy(workers: list[BuiltWorker]) -> dict[str, float]:
@@ -179,5 +197,6 @@ async def _busy(workers: list[BuiltWorker]) -> dict[str, float]:
 
 async def _tick(driver: Driver, on_tick: Callable[[Driver], None]) -> None:
     while True:
-        await driver.clock.sleep(TICK)
+        # Rarer as the run grows long: years of gaps must not cost a look a minute.
+        await driver.clock.sleep(max(TICK, (driver.clock.time() - driver.started) / 100))
         on_tick(driver)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from bien.core.clock import Clock
+from bien.core.clock import Clock, tolerance
 from bien.core.engine import Engine
 from bien.core.errors import BienError
 from bien.core.executors.base import Executor
@@ -26,7 +26,6 @@ from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
 from bien.core.worker.messages import Snapshot, StepFrame, WorkerInfo, WorkerStats
 
 log = logging.getLogger("bien.worker")
-EPSILON = 1e-9  # seconds; below the resolution of a virtual clock
 
 
 class InProcessClient:
@@ -81,7 +80,8 @@ class InProcessClient:
         flight = self._flight
         if flight is None or flight.steps <= 1:
             return
-        done = math.floor((self._clock.time() - flight.start + EPSILON) / flight.seconds)
+        now = self._clock.time()
+        done = math.floor((now - flight.start + tolerance(now)) / flight.seconds)
         # The last step of a jump is settled by its own timer: it may finish sequences.
         done = min(done, flight.steps - 1)
         if done >= 1:
@@ -151,7 +151,7 @@ class InProcessClient:
             assert flight is not None
             end = flight.start + flight.steps * flight.seconds
             wait = end - self._clock.time()
-            if wait <= EPSILON:
+            if wait <= tolerance(end):
                 break
             timer = flight.timer = asyncio.Event()
             handle = asyncio.get_running_loop().call_later(wait, timer.set)

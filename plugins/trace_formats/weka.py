@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -50,19 +50,22 @@ _SLACK = 0.6  # times are rounded to whole seconds
 _MOST = 1 << 46  # tokens that ids can name: beyond it scaling could not tell them apart
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=-1e8, le=1e8)]  # three years either way
+
+
 class _Entry(msgspec.Struct, rename={"tokens_in": "in", "tokens_out": "out"}):
     """A request, or a sub-agent that holds requests of its own."""
 
-    t: float
+    t: Seconds
     type: str
     tokens_in: int = 0
     tokens_out: int = 0
     hash_ids: list[int] = []
     input_types: list[str] = []
     stop: str | None = ""
-    api_time: float | None = None
-    think_time: float | None = None
-    ttft: float | None = None
+    api_time: Seconds | None = None
+    think_time: Seconds | None = None
+    ttft: Seconds | None = None
     agent_id: str = ""
     subagent_type: str | None = ""
     duration_ms: float | None = None

@@ -30,7 +30,7 @@ def measure(trace: Path, deployment: str, concurrency: int, rounds: int) -> dict
     rates = []
     for _ in range(rounds):
         start = time.process_time()
-        result = simulate(plan, manager)
+        result = simulate(plan, manager).result
         rates.append(result.turns.count / (time.process_time() - start))
     return {
         "requests": result.turns.count,

@@ -48,6 +48,7 @@ def simulate(
     from bien.replay.commands.deployment import EXAMPLES
     from bien.replay.options import ReplayOptions, fraction
     from bien.replay.result import check_folder, write_result
+    from bien.replay.run import INTERRUPTED
     from bien.replay.simulation import SimulationPlan
     from bien.replay.simulation import simulate as run
     from bien.replay.simulation_display import SimulationDisplay
@@ -70,10 +71,13 @@ def simulate(
     survey.check()
     check_folder(json)
     with SimulationDisplay(survey) as display:
-        result = run(plan, manager, display.tick)
+        done = run(plan, manager, display.tick)
+    result = done.result
     try:
         write_result(json, result)
     finally:
         print_summary(result)  # also when the disk is full by now
     Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
+    if done.interrupted:
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)

@@ -85,7 +85,7 @@ def test_equal_ids_of_two_scopes_share_nothing(tmp_path: Path) -> None:
         write_native(path, TraceMeta("native", 16), sessions)
         deployment = Deployment(pool=(PoolSpec(executor=Selection("simulated")),))
         plan = SimulationPlan((path,), ReplayOptions(concurrency=1), deployment)
-        result = simulate(plan, PluginManager.load())
+        result = simulate(plan, PluginManager.load()).result
         assert result.validity.valid, result.validity.reasons
         assert result.cache.loss is not None and result.cache.loss.capacity == 0
         return result.cache.achieved

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from bien.core.deployment import load_deployment
+from bien.core.plugins import PluginManager
+from bien.replay.commands.deployment import EXAMPLES
+from bien.replay.driver import Driver
+from bien.replay.options import ReplayOptions
+from bien.replay.simulation import SimulationPlan
+from bien.replay.simulation import simulate as simulation
 
 MEMORY = "ulimit -v 8000000; exec "
 
@@ -54,3 +64,29 @@ def test_the_result_is_tried_first_and_outlives_a_closed_pipe(tmp_path: Path) ->
     subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.DEVNULL, timeout=60)
     os.close(writer)
     assert (tmp_path / "result.json").is_file()
+
+
+def test_interrupted_it_keeps_what_was_simulated() -> None:
+    deployment = load_deployment("laptop", [EXAMPLES])
+    plan = SimulationPlan((), ReplayOptions(concurrency=1, time_scale=100.0), deployment)
+
+    struck: list[int] = []
+
+    def interrupt(driver: Driver) -> None:
+        if driver.tally.turns >= 5 and not struck:
+            struck.append(driver.tally.turns)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = simulation(plan, PluginManager.load(), interrupt)
+    assert run.interrupted
+    assert struck and struck[0] <= run.result.turns.count < 47
+    assert run.result.validity.reasons[0].startswith("interrupted")
+
+
+def test_a_time_beyond_reason_is_refused(tmp_path: Path) -> None:
+    turn = {"type": "n", "in": 64, "out": 4, "hash_ids": [1], "api_time": 1.0}
+    trace = {"id": "x", "block_size": 64, "hash_id_scope": "local"}
+    trace["requests"] = [turn | {"t": 0.0}, turn | {"t": 1e300}]  # type: ignore[assignment]
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    code, err = simulate("t.json", cwd=tmp_path)
+    assert code == 2 and "`$.requests[1].t`" in err, err

@@ -36,7 +36,7 @@ def run(
     path = folder / "t.bien.jsonl"
     write_native(path, TraceMeta("native", 16), sessions)
     plan = SimulationPlan((path,), ReplayOptions(concurrency=concurrency), deployment, **more)
-    return simulate(plan, PluginManager.load())
+    return simulate(plan, PluginManager.load()).result
 
 
 def sessions(count: int, turns: int = 4) -> list[Session]:
