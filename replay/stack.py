@@ -29,6 +29,8 @@ from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
 from bien.replay.processes import OnStep, Processes
 
+CLEAN_SECONDS = 5.0  # that a cancelled download or conversion gets to end; less than a parent waits for us
+
 
 class Stack:
     """Made by `start`; `close` stops everything that it started, whatever state it is in."""
@@ -103,7 +105,8 @@ class Stack:
 
 
 async def _resolve(name: str, on_step: OnStep) -> Path:
-    """The model's folder. It may take a download, in a thread, which only its own progress can end."""
+    """The model's folder. It may take a download, in a thread, which only its own progress can end: who is
+    cancelled waits until it has, and has removed what it wrote."""
     wanted = True
 
     def progress(what: str, done: int, total: int) -> None:
@@ -111,10 +114,14 @@ async def _resolve(name: str, on_step: OnStep) -> Path:
             raise BienError("nobody waits for the model any more")
         on_step("model", what, done, total)
 
+    fetching = asyncio.ensure_future(in_thread(resolve_model, name, progress))
     try:
-        return await in_thread(resolve_model, name, progress)
-    finally:
+        return await asyncio.shield(fetching)
+    except asyncio.CancelledError:
         wanted = False
+        await asyncio.wait([fetching], timeout=CLEAN_SECONDS)
+        fetching.add_done_callback(lambda f: f.cancelled() or f.exception())  # nobody else asks for it
+        raise
 
 
 def _gateway(composition: Composition, clients: list[WorkerClient]) -> tuple[Gateway, CollectorRegistry]:

@@ -183,7 +183,7 @@ async def _serve(send: Callable[[object], None]) -> None:
     deployment = msgspec.json.decode(await reader.readline(), type=Deployment)
     task = asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGTERM, _cancel, task)
     watch = asyncio.create_task(_cancel_at_end(reader, task))
     stack = await Stack.start(deployment, lambda *step: send(Step(*step)))
     try:
@@ -195,7 +195,12 @@ async def _serve(send: Callable[[object], None]) -> None:
 
 async def _cancel_at_end(reader: asyncio.StreamReader, task: asyncio.Task[None]) -> None:
     await reader.read()
-    task.cancel()
+    _cancel(task)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    if not task.cancelling():  # SIGTERM and the end of stdin may both come: one would cut off the other's end
+        task.cancel()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -23,7 +23,11 @@ from bien.traces.native import write_native
 from tests.replay.fakes import session
 
 LONG = 100_000  # tokens: more than will be made before the signal
-HANGS = "import time; time.sleep(600)"
+HANGS = """
+import sys, time
+open(sys.argv[sys.argv.index("--dest") + 1] + "/half.whl", "wb").write(b"half")
+time.sleep(600)
+"""
 
 
 class Command:
@@ -162,14 +166,19 @@ def test_while_workers_load(bien: Start, arguments: tuple[str, ...], number: int
     assert command.strike(number) == code
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("arguments", [("serve",), ("replay",)])
-def test_while_the_model_is_fetched(bien: Start, arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_while_the_model_is_fetched(
+    bien: Start, arguments: tuple[str, ...], number: int, tmp_path: Path
+) -> None:
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "pip.py").write_text(HANGS)
     env = {"PYTHONPATH": str(tmp_path / "fake"), "BIEN_CACHE": str(tmp_path / "cache")}
     command = bien(*arguments, **env)
-    command.until(lambda: any("pip" in p.cmdline() for p in command.children()))
-    assert command.strike(signal.SIGINT) == (0 if arguments == ("serve",) else 130)
+    models = tmp_path / "cache" / "models"
+    command.until(lambda: bool(list(models.glob(".*/half.whl"))))
+    assert command.strike(number) == (0 if arguments == ("serve",) else 130)
+    assert [path.name for path in models.iterdir()] == ["smollm2-135m.lock"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
