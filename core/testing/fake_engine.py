@@ -126,13 +126,13 @@ class FakeEngine:
     def live(self) -> list[str]:
         return list(self._live)
 
-    def submit(self, prompt: int, output: int, stop: int = 0) -> str:
+    def submit(self, prompt: int, output: int, stop: int = 0, priority: int = 0) -> str:
         """A request of `prompt` tokens that makes `output` tokens, or ends at its `stop`-th before."""
         id = f"r{self._order}"
         most = self.room.blocks * self.room.block_tokens
         assert prompt + output <= most, f"scenario: {prompt}+{output} tokens never fit into {most}"
         content = BlockRuns.of([(self._order << 32, prompt)])
-        request = GenerateRequest(id, content, SamplingParams(max_tokens=output))
+        request = GenerateRequest(id, content, SamplingParams(max_tokens=output), priority=priority)
         self._live[id] = sequence = Sequence(
             id, request, self.now, self._order, self._order, content_of(content, None, id), prompt
         )
