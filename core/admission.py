@@ -9,6 +9,7 @@ from bien.core.errors import ContextLengthError, PluginFault
 from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.plan import NewSequence, StateCopy
+from bien.core.request import SamplingParams
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
 from bien.core.tier import Load, Tier
@@ -40,6 +41,7 @@ class Admission:
         tier: Tier,
         snapshots: Snapshots,
         lookahead: int,
+        eos: tuple[int, ...] = (),
     ) -> None:
         """`lookahead`: positions beyond a plan that a device drafter writes when it can."""
         self._owner = owner
@@ -49,6 +51,7 @@ class Admission:
         self._tier = tier
         self._snapshots = snapshots
         self._lookahead = lookahead
+        self._eos = eos
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
         self._ordered = any(g.kind in (GroupKind.WINDOW, GroupKind.STATE) for g in groups)
         self._free = list(range(slots - 1, -1, -1))
@@ -248,6 +251,9 @@ class Admission:
         span = min(tokens, group.window + 2 * self._block) if group.window else tokens
         return -(-span // self._block)
 
+    def _ends(self, sampling: SamplingParams) -> tuple[int, ...]:
+        return sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos)
+
     def _ready(self, s: Sequence, blocks: int) -> None:
         assert s.kv is not None
         s.status = Status.RUNNING
@@ -264,6 +270,7 @@ class Admission:
                 sampling=request.sampling,
                 seed=s.seed,
                 forced=request.forced,
+                ends=self._ends(request.sampling),
             )
         )
         for g in self._states:

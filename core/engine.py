@@ -88,6 +88,7 @@ class Engine:
             self._tier,
             self._snapshots,
             limits.device_drafts,
+            limits.eos_token_ids,
         )
         self._launcher = Launcher(
             self._admission,

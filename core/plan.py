@@ -55,6 +55,7 @@ class NewSequence:
     seed: int  # 64 bit, always set
     forced: Prompt | None = None  # recorded continuation, index 0 = first output token
     max_drafts: int = 0  # device drafters: at most so many drafts per round
+    ends: tuple[int, ...] = ()  # tokens that end it; not drawn before sampling.min_tokens outputs
 
 
 @dataclass(slots=True)

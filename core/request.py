@@ -129,6 +129,11 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     speculate: bool = True  # per-request opt-out
+    min_p: float = 0.0  # 0 = off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # 1 = off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
 
 
 class GenerateRequest(msgspec.Struct, array_like=True, gc=False):

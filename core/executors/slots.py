@@ -9,6 +9,7 @@ from bien.core.errors import PluginFault
 from bien.core.kv.groups import KVGroup
 from bien.core.plan import I32, ExecutorPlan, NewSequence
 from bien.core.request import Prompt, TokenIds
+from bien.core.sampling.adjust import Adjustment
 
 
 class Slots:
@@ -23,6 +24,8 @@ class Slots:
         self.temperature = np.zeros(slots)
         self.top_p = np.ones(slots)
         self.top_k: NDArray[np.int64] = np.zeros(slots, np.int64)
+        self.min_p = np.zeros(slots)
+        self.adjustments: dict[int, Adjustment] = {}  # of the slots that ask for any
         self.max_drafts: I32 = np.zeros(slots, np.int32)
         self.forced: dict[int, NDArray[np.int64]] = {}  # slot -> recorded continuation
         self.tables: tuple[I32, ...] = tuple(
@@ -34,6 +37,7 @@ class Slots:
         """released, new, tables, draft_tokens of a plan."""
         for slot in plan.released.tolist():
             self.forced.pop(slot, None)
+            self.adjustments.pop(slot, None)
         for new in plan.new:
             self._enter(new)
         for table, update in zip(self.tables, plan.tables, strict=False):
@@ -55,6 +59,11 @@ class Slots:
         self.seeds[slot] = np.uint64(new.seed & 0xFFFFFFFFFFFFFFFF)
         self.temperature[slot] = new.sampling.temperature
         self.top_p[slot], self.top_k[slot] = new.sampling.top_p, new.sampling.top_k
+        self.min_p[slot] = new.sampling.min_p
+        self.adjustments.pop(slot, None)
+        adjustment = Adjustment.of(new.sampling, new.ends)
+        if adjustment is not None:
+            self.adjustments[slot] = adjustment
         self.max_drafts[slot] = new.max_drafts
         self.forced.pop(slot, None)
         if new.forced is not None:

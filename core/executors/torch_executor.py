@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bien.core.clock import Clock
@@ -137,12 +138,13 @@ class TorchExecutor:
         positions = rows.host_positions[_yielding(plan, rows)] + 1  # of the tokens that are drawn
         state = self.slots
         drawn = sample_rows(
-            logits,
+            self._adjusted(logits, slot, positions),
             state.seeds[slot],
             positions - state.prompts[slot],
             state.temperature[slot],
             state.top_p[slot],
             state.top_k[slot],
+            state.min_p[slot],
         )
         drafts = np.zeros(0, np.int32)
         if plan.drafts.any():
@@ -154,6 +156,20 @@ class TorchExecutor:
         forced = state.forced_tokens(slot, positions)
         verdict = verify_rows(drawn.cpu().numpy().astype(np.int32), plan.samples, plan.drafts, drafts, forced)
         return verdict.accepted, verdict.tokens
+
+    def _adjusted(self, logits: Tensor, slots: I32, positions: NDArray[np.int64]) -> Tensor:
+        # Behind a known token lie the drafts, so a row's history is right whenever its token is used.
+        state, asking = self.slots, self.slots.adjustments
+        rows = [i for i, slot in enumerate(slots.tolist()) if slot in asking] if asking else []
+        if not rows:
+            return logits
+        wide = logits.dtype in (torch.float32, torch.float64)
+        logits = logits.clone() if wide else logits.float()
+        for i in rows:
+            slot = int(slots[i])
+            history = state.tokens[slot, : int(positions[i])]
+            asking[slot].apply(logits[i], history, int(state.prompts[slot]))
+        return logits
 
     def _restore(self, copy: StateCopy) -> None:
         data = self.pools[copy.group].data
@@ -220,7 +236,6 @@ class TorchExecutor:
             state.draft(slot, tokens[:limit])
         proposed[chosen] = limits[chosen]
         return proposed
-
 
     def _drafts(self, rows: Rows, last: Tensor, limit: int) -> I32:
         assert self.drafter is not None

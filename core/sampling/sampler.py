@@ -1,9 +1,10 @@
 """The sampler: one token per row of logits, greedy or from the filtered distribution.
 
-Filters apply as in the other engines: temperature, then top-k, then top-p over what top-k left,
-renormalised. Sampling inverts the cumulative distribution (tokens in index order) at one counter-based
-uniform of the row's (seed, position): one number per row, where Gumbel noise would need one per
-vocabulary entry, and the law can be tested exactly by sweeping that number.
+Filters apply in SGLang's order: temperature, then top-k, then top-p over what top-k left, renormalised,
+then min-p (Nguyen et al. 2024: at least min_p times the heaviest token's weight); vLLM has min-p before
+top-k. Sampling inverts the cumulative distribution (tokens in index order) at one counter-based uniform
+of the row's (seed, position): one number per row, where Gumbel noise would need one per vocabulary
+entry, and the law can be tested exactly by sweeping that number.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def sample_rows(
     temperature: ArrayLike,
     top_p: ArrayLike,
     top_k: ArrayLike,
+    min_p: ArrayLike | None = None,
 ) -> Tensor:
     """Draw one token per row.
 
     logits: [R, V], float; -inf forbids a token. The rest: [R] on the host. seeds: 64-bit. positions: of
     the token to draw, any numbering that is stable for a request. temperature: below `COLDEST` is greedy (the
-    lowest index of equal maxima). top_p >= 1 and top_k <= 0 are off. Returns [R] int64 on the logits' device.
+    lowest index of equal maxima). top_p >= 1, top_k <= 0 and min_p = 0 are off. Returns [R] int64 on the
+    logits' device.
     """
     tokens = _greedy(logits)
     heat = np.asarray(temperature, np.float64)
@@ -46,6 +49,7 @@ def sample_rows(
             heat[rows],
             np.asarray(top_p, np.float64)[rows],
             np.asarray(top_k, np.int64)[rows],
+            None if min_p is None else np.asarray(min_p, np.float64)[rows],
         )
     return tokens
 
@@ -56,6 +60,7 @@ def draw(
     temperature: NDArray[np.float64],
     top_p: NDArray[np.float64],
     top_k: NDArray[np.int64],
+    min_p: NDArray[np.float64] | None = None,
 ) -> Tensor:
     """The token at quantile u[i] in [0, 1) of each row's filtered distribution. temperature > 0."""
     vocab, device = logits.shape[1], logits.device
@@ -69,6 +74,11 @@ def draw(
         index = torch.from_numpy(narrow).to(device)
         limits = torch.from_numpy(np.minimum(top_p[narrow], 1.0)).to(device)
         weights[index] = filtered(weights[index], limits, torch.from_numpy(keep[narrow]).to(device))
+    if min_p is not None and min_p.any():
+        # The heaviest token weighs 1 and has passed every filter. Compared in the dtype of the weights, so
+        # that min_p = 1 keeps it.
+        least = torch.from_numpy(np.minimum(min_p, 1.0)).to(device, weights.dtype)
+        weights *= weights >= least[:, None]
     return _search(weights, torch.from_numpy(u).to(device), right=True)
 
 

@@ -95,7 +95,11 @@ def play(h: TorchHarness, sampling: SamplingParams, together: bool) -> list[list
 @pytest.mark.parametrize("sampling", [
     SamplingParams(16, temperature=0.0, ignore_eos=True, seed=5),
     SamplingParams(16, temperature=0.9, top_p=0.95, top_k=40, ignore_eos=True, seed=5),
-], ids=["greedy", "sampled"])  # fmt: skip
+    SamplingParams(16, temperature=0.0, seed=5, ignore_eos=True, repetition_penalty=1.2,
+                   frequency_penalty=0.05, presence_penalty=0.1, logit_bias=((7, 0.2), (11, -1.0))),
+    SamplingParams(16, temperature=0.9, min_p=0.02, seed=5, ignore_eos=True, repetition_penalty=1.2,
+                   frequency_penalty=0.05, min_tokens=16, stop_token_ids=tuple(range(3, 60))),
+], ids=["greedy", "sampled", "greedy, penalties", "sampled, penalties, min_p, min_tokens"])  # fmt: skip
 @pytest.mark.parametrize("model", MODELS)
 def test_the_text_is_the_same(model: str, sampling: SamplingParams, folders: dict[str, Path]) -> None:
     alone = harness(folders[model], slots=1)

@@ -67,6 +67,7 @@ class Driver:
         states: dict[int, int] | None = None,
         blocks: dict[int, list[int]] | None = None,
         max_drafts: int = 0,
+        ends: tuple[int, ...] = (),
     ) -> int:
         """A sequence enters. `like` = (slot, n): its first n blocks are those of that slot (a prefix hit),
         `states` the snapshot block of each STATE group there. `blocks`: its first blocks of some groups."""
@@ -86,7 +87,9 @@ class Driver:
                 self._restores.append(StateCopy(g, slot, self.computed[slot], source, live))
         given = None if forced is None else TokenIds.of(forced)
         self._new.append(
-            NewSequence(slot, TokenIds.of(tokens), prompt or len(tokens), sampling, seed, given, max_drafts)
+            NewSequence(
+                slot, TokenIds.of(tokens), prompt or len(tokens), sampling, seed, given, max_drafts, ends
+            )
         )
         return slot
 

@@ -69,6 +69,72 @@ def test_seeds_decide_and_nothing_else(folder: Path) -> None:
     assert (known + driver.generate(again, 12 - len(known) + len(PROMPT)))[len(PROMPT) :] == alone
 
 
+PENAL = SamplingParams(
+    temperature=0.0,
+    repetition_penalty=1.3,
+    frequency_penalty=0.4,
+    presence_penalty=0.3,
+    logit_bias=((5, 0.5), (8, -100.0)),
+)
+
+
+def penalised(logits: np.ndarray, known: list[int], prompt: int) -> int:
+    """The greedy choice under PENAL, in plain loops."""
+    row, output = logits.tolist(), known[prompt:]
+    for token in set(known):
+        row[token] = row[token] / 1.3 if row[token] > 0 else row[token] * 1.3
+    for token in set(output):
+        row[token] -= 0.4 * output.count(token) + 0.3
+    row[5] += 0.5
+    row[8] -= 100.0
+    return max(range(len(row)), key=lambda i: (row[i], -i))
+
+
+def test_penalties_follow_the_text(folder: Path) -> None:
+    driver = exact(folder)
+    slot, plain = driver.add(PROMPT, sampling=PENAL), driver.add(PROMPT)
+    for _ in range(12):
+        known = list(driver.content[slot])
+        work = {s: len(driver.content[s]) - driver.computed[s] for s in (slot, plain)}
+        (token,) = driver.step(work)[slot]
+        assert token == penalised(driver.logits[slot][0], known, len(PROMPT))
+    assert driver.content[plain] == PROMPT + text(folder, 12)
+    assert driver.content[slot] != driver.content[plain]
+    driver.release(slot)
+    again = driver.add(PROMPT)  # takes the slot over, and none of its penalties
+    assert again == slot
+    assert driver.generate(again, 12) == driver.content[plain][len(PROMPT) :]
+
+
+@pytest.mark.parametrize("right", range(5))
+def test_penalties_of_a_draft_count_the_drafts_before_it(folder: Path, right: int) -> None:
+    """Each draft row is drawn as if the drafts before it were the text; the text is that without drafts."""
+    want = text(folder, 12, sampling=PENAL)
+    driver = exact(folder)
+    slot = driver.add(PROMPT, sampling=PENAL)
+    driver.step({slot: len(PROMPT)})
+    drafts = want[1 : 1 + right] + [(t + 1) % 90 for t in want[1 + right : 5]]
+    known = list(driver.content[slot])
+    gained = driver.step({slot: 1}, {slot: drafts})[slot]
+    assert gained == want[1 : 2 + right]
+    drawn = [penalised(row, known + drafts[:i], len(PROMPT)) for i, row in enumerate(driver.logits[slot])]
+    assert gained == drawn[: 1 + right]
+    assert (known + gained + driver.generate(slot, 6))[len(PROMPT) :] == want[: 8 + right]
+
+
+def test_an_end_comes_only_behind_min_tokens(folder: Path) -> None:
+    ends = tuple(set(text(folder, 12)))
+    driver = exact(folder)
+    sampling = SamplingParams(temperature=0.0, min_tokens=5)
+    slot = driver.add(PROMPT, sampling=sampling, ends=ends)
+    for made in range(8):
+        (token,) = driver.step({slot: len(driver.content[slot]) - driver.computed[slot]})[slot]
+        row = driver.logits[slot][0].copy()
+        if made < 5:
+            row[list(ends)] = -np.inf
+        assert token == int(row.argmax())
+
+
 def test_forced_tokens_replace_what_is_drawn(folder: Path) -> None:
     forced = [200, 3, 77]
     found = text(folder, 6, forced=forced)
