@@ -52,6 +52,7 @@ class Prompts:
             tenant=tenant,
             session=session,
             forced=ask.forced,
+            priority=ask.priority,
             traceparent=traceparent,
         )
 

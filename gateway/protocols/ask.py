@@ -39,6 +39,7 @@ class Ask:
     return_token_ids: bool = False
     forced: TokenIds | None = None
     session: str = ""
+    priority: int = 0  # smaller is more urgent; the scheduler `priority` heeds it
 
 
 class CachedTokens(msgspec.Struct):

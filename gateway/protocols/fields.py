@@ -47,6 +47,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    priority: int | None = None
     # extensions of bien
     session_id: str | None = None
     return_token_ids: bool | None = None
@@ -137,6 +138,7 @@ def common(fields: Fields) -> dict[str, Any]:
         "continuous_usage": bool(options and options.continuous_usage_stats),
         "return_token_ids": bool(fields.return_token_ids),
         "session": fields.session_id or "",
+        "priority": _at_least("priority", fields.priority, -MAX_INT, 0),
     }
     if max_tokens is not None and out["min_tokens"] > max_tokens:
         raise UserError(
