@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,10 @@ from bien.core.errors import DeploymentError, nearest
 
 T = TypeVar("T")
 _WHERE = re.compile(r"^(?P<text>.*) - at `\$?(?P<path>.*)`$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_PATH = re.compile(rf"({_STEP.pattern})*")
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
 
 
 def decode(raw: Any, into: type[T], path: str = "") -> T:
@@ -29,12 +34,22 @@ def decode(raw: Any, into: type[T], path: str = "") -> T:
         found = _WHERE.match(str(error))
         text, below = (found["text"], found["path"]) if found else (str(error), "")
         where = (path + below).lstrip(".") or "(top level)"
-        raise DeploymentError(f"{where}: {text.replace('`', '')}", field=where) from None
+        text = text.replace("`", "") + _given(raw, below, text)
+        raise DeploymentError(f"{where}: {text}", field=where) from None
 
 
 def join(path: str, key: str) -> str:
     """`pool[0]` and `count` make `pool[0].count`."""
     return f"{path}.{key}" if path else key
+
+
+def _given(raw: Any, below: str, text: str) -> str:
+    """The clause that shows the value at `below` of `raw`; "" where the path does not say which it is."""
+    if "..." in below or not _PATH.fullmatch(below):  # some key of a table of free keys
+        return ""
+    for key, index in _STEP.findall(below):
+        raw = raw[key] if key else raw[int(index)]
+    return f" ({_short.repr(raw)})" if ", got " in text else f", got {_short.repr(raw)}"
 
 
 def _faults(raw: Any, info: inspect.Type, path: str) -> Iterator[tuple[str, str]]:

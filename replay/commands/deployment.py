@@ -9,6 +9,7 @@ import typer
 
 from bien.core.compose import Composition, Part, compose
 from bien.core.deployment import load_deployment
+from bien.core.errors import DeploymentError, PluginError
 from bien.core.plugins import PluginManager
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -27,8 +28,19 @@ def register(app: typer.Typer) -> None:
 
 def check_deployment(file: File) -> None:
     """Read the file, find its plugins, decode their parameters; start nothing."""
-    for line in describe(compose(load_deployment(file, [EXAMPLES]), PluginManager.load())):
+    for line in describe(composed(file)):
         typer.echo(line)
+
+
+def composed(file: str) -> Composition:
+    """Read the file or built-in deployment and find its plugins; start nothing. Errors of both name it."""
+    deployment = load_deployment(file, [EXAMPLES])
+    try:
+        return compose(deployment, PluginManager.load())
+    except (DeploymentError, PluginError) as error:
+        if error.field is None:  # the installed plugins are at fault, whatever the file says
+            raise
+        raise type(error)(f"{file}: {error}", field=error.field) from None
 
 
 def describe(composition: Composition) -> list[str]:

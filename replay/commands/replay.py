@@ -35,11 +35,13 @@ def replay(
     sessions: Annotated[int | None, typer.Option(help="Replay so many sessions at most.")] = None,
     seed: Annotated[int, typer.Option(help="Of the tokens that stand for the trace's content.")] = 0,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+    report: Annotated[
+        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ] = None,
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
-    from bien.core.deployment import load_deployment
-    from bien.replay.commands.deployment import EXAMPLES
+    from bien.replay.commands.deployment import composed
     from bien.replay.live import Plan
     from bien.replay.options import ReplayOptions, fraction
     from bien.replay.run import run_live
@@ -52,5 +54,5 @@ def replay(
         sessions=sessions,
         seed=seed,
     ).check()
-    chosen = None if url else load_deployment(deployment, [EXAMPLES])
-    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url)))
+    chosen = None if url else composed(deployment).deployment
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))

@@ -24,11 +24,10 @@ def serve(
     """Serve a deployment behind an OpenAI-compatible API until interrupted."""
     import msgspec
 
-    from bien.core.deployment import load_deployment
-    from bien.replay.commands.deployment import EXAMPLES
+    from bien.replay.commands.deployment import composed
     from bien.replay.serving import run_server
 
-    chosen = load_deployment(deployment, [EXAMPLES])
+    chosen = composed(deployment).deployment
     gateway = chosen.gateway
     if host is not None:
         gateway = msgspec.structs.replace(gateway, host=host)

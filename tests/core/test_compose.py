@@ -17,7 +17,7 @@ from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 
 ACME = """
-from typing import Literal
+from typing import Annotated, Literal
 import msgspec
 from bien.core.api import Context, NoParameters, Provider, hookimpl
 
@@ -25,6 +25,9 @@ class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: int = 8
 
 class Parameters(msgspec.Struct, forbid_unknown_fields=True):
+    share: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.5
+    counts: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    weights: dict[str, float] = {}
     token_budget: int = 2048
     order: Literal["first", "last"] = "first"
     window: Window = Window()
@@ -86,8 +89,11 @@ def test_pools_may_differ(manager):
     ("parameters", "path", "says"),
     [
         ({"token_bugdet": 3}, "token_bugdet", "did you mean 'token_budget'?"),
-        ({"token_budget": "many"}, "token_budget", "Expected int, got str"),
-        ({"token_budget": 1.5}, "token_budget", "Expected int, got float"),
+        ({"token_budget": "many"}, "token_budget", "Expected int, got str ('many')"),
+        ({"token_budget": 1.5}, "token_budget", "Expected int, got float (1.5)"),
+        ({"share": 1e10}, "share", "Expected float <= 1000000000.0, got 10000000000.0"),
+        ({"counts": [3, 0]}, "counts[1]", "Expected int >= 1, got 0"),
+        ({"weights": {"a": "b"}}, "weights[...]", "Expected float, got str"),
         ({"order": "frist"}, "order", "valid: first, last; did you mean 'first'?"),
         ({"window": {"tokns": 1}}, "window.tokns", "did you mean 'tokens'?"),
         ({"window": {"tokens": None}}, "window.tokens", "Expected int, got null"),

@@ -90,7 +90,7 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"model": {"blok_tokens": 16}}, "model.blok_tokens", "did you mean 'block_tokens'?"),
         ({"pool": [{}, {"cuont": 1}]}, "pool[1].cuont", "did you mean 'count'?"),
         ({"pool": [{"count": "two"}]}, "pool[0].count", "Expected int, got str"),
-        ({"pool": [{"count": True}]}, "pool[0].count", "Expected int, got bool"),
+        ({"pool": [{"count": True}]}, "pool[0].count", "Expected int, got bool (True)"),
         ({"pool": [{"role": "prefil"}]}, "pool[0].role", "valid: both, decode, prefill"),
         ({"pool": {"count": 1}}, "pool", "write [[pool]]"),
         ({"pool": []}, "pool", "at least one [[pool]]"),

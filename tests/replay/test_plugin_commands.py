@@ -67,7 +67,8 @@ def test_deployment_check_refuses_with_the_path(run, tmp_path):
     path.write_text('[[pool]]\nscheduler = { use = "fcfs", token_bugdet = 64 }\n')
     result = run("deployment", "check", str(path))
     assert isinstance(result.exception, DeploymentError)
-    assert "pool[0].scheduler.token_bugdet" in str(result.exception)
+    assert str(result.exception).startswith(f"{path}: pool[0].scheduler.token_bugdet: ")
+    assert result.exception.field == "pool[0].scheduler.token_bugdet"
     assert "did you mean 'token_budget'?" in str(result.exception)
 
 

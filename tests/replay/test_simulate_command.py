@@ -35,7 +35,7 @@ def simulate(*arguments: str, cwd: Path) -> tuple[int, str]:
         ("kv_tokens = 99999999999999", "not enough memory: .*; lower count, kv_tokens or slots"),
         (
             'executor = { use = "simulated", step_ms = -1.0 }',
-            ".*step_ms: Expected float >= 0",
+            r"d\.toml: pool\[0\]\.executor\.step_ms: Expected float >= 0\.0, got -1\.0",
         ),
         (
             'executor = { use = "simulated", step_ms = nan }',
