@@ -79,7 +79,7 @@ def _configs(model: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     path = folder / "config.json"
     if not path.is_file():
         what = "has no config.json" if folder.is_dir() else "is no folder and no built-in name"
-        raise ModelError(f"model {model!r} {what}; {nearest(model, BUILTIN)}, or a model folder")
+        raise ModelError(f"model {model!r} {what}; give a model folder, or a name; {nearest(model, BUILTIN)}")
     generation = folder / "generation_config.json"
     return _json(path), _json(generation) if generation.is_file() else {}
 

