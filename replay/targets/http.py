@@ -174,6 +174,8 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> _Model:
             if response.status != 200:
                 raise UserError(f"{url}/v1/models answers {response.status}: {_reason(body)}", field="url")
         models = msgspec.json.decode(body, type=_Models).data
+    except aiohttp.InvalidURL:
+        raise UserError(f"--url is {url!r}; valid: http://host:port, port 1 to 65535", field="url") from None
     except (aiohttp.ClientError, OSError) as error:
         number = getattr(error, "errno", None)
         why = "nothing listens there" if number == errno.ECONNREFUSED else str(error) or type(error).__name__

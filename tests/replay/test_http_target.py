@@ -130,3 +130,12 @@ def test_what_is_no_server_is_named() -> None:
             asyncio.run(connect(url))
     with pytest.raises(UserError, match="valid: http://host:port"):
         asyncio.run(connect("localhost:8000"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1"])
+def test_an_impossible_url_is_answered_with_a_valid_one(url: str) -> None:
+    async def connect() -> None:
+        await HttpTarget.connect(url, WallClock())
+
+    with pytest.raises(UserError, match=r"^--url is '.*'; valid: http://host:port, port 1 to 65535$"):
+        asyncio.run(connect())
