@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bien.core.errors import PluginError
 from bien.core.plugins import PluginManager
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -36,8 +37,11 @@ def list_plugins(json: Json = False) -> None:
 
 def check_plugins(json: Json = False) -> None:
     """Load every installed plugin; exit 1 when one cannot be used or two provide the same thing."""
-    manager = PluginManager.load()
-    faults = [p.text for p in manager.problems] + manager.duplicates()
+    try:
+        manager = PluginManager.load()
+        faults = [p.text for p in manager.problems] + manager.duplicates()
+    except PluginError as error:  # nothing can be loaded, as with two entry points of one name
+        manager, faults = PluginManager(), [str(error)]
     if json:
         report = {"plugins": manager.loaded, "providers": len(manager.installed), "problems": faults}
         typer.echo(msgspec.json.encode({**report, "left_out": manager.left_out}))

@@ -52,6 +52,21 @@ def test_check_finds_a_broken_plugin(run, tmp_path, monkeypatch):
     assert "problem: plugin 'acme' of acme-broken 1.0 failed to import" in result.stdout
 
 
+def test_check_says_as_json_that_two_entry_points_share_a_name(run, tmp_path, monkeypatch):
+    for name in ("acme-one", "acme-two"):
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[bien]\nacme = {info.name[:8]}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("BIEN_PLUGINS")
+    result = run("plugins", "check", "--json")
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert "entry point 'acme' (group 'bien') is defined twice" in problem
+    assert "acme-one" in problem and "acme-two" in problem
+    assert result.exit_code == 1
+
+
 def test_deployment_check_describes_what_would_start(run, tmp_path):
     path = tmp_path / "d.toml"
     path.write_text('[[pool]]\ncount = 2\nscheduler = { use = "fcfs", token_budget = 64 }\n')
