@@ -64,6 +64,8 @@ def open_trace(paths: Sequence[Path], readers: Mapping[str, Callable[[], TraceRe
 def _reader_for(path: Path, readers: Mapping[str, Callable[[], TraceReader]]) -> TraceReader:
     if not path.exists():
         raise TraceError(f"no such trace: {path}")
+    if not path.is_file() and not path.is_dir():  # it is read twice: for its format, then for its sessions
+        raise TraceError(f"trace {path} is a pipe or device; write its content to a file and give that")
     if path.is_file() and not path.stat().st_size:
         raise TraceError(f"trace {path} is empty")
     failed = ""

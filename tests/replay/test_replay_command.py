@@ -134,7 +134,7 @@ def test_a_server_that_refuses_everything_fails_the_run(
     [
         (["none.json"], "no such trace: none.json"),
         (["half.jsonl"], "half.jsonl is cut off"),
-        (["/dev/null"], "trace /dev/null is damaged"),
+        (["/dev/null"], "trace /dev/null is a pipe or device; write .* to a file"),
         (["empty.jsonl"], "trace empty.jsonl is empty"),
         (["t.bien.jsonl", "--token-scale", "1/3"], "token scale 0.333333 is no 1/2.k; valid: 1, 1/2"),
         (["t.bien.jsonl", "--concurrency", "0"], "--concurrency is 0; valid: 1 to 100000"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,12 @@ def test_a_cut_archive_is_named(tmp_path: Path) -> None:
     path.write_bytes(whole.read_bytes()[:-60])
     with pytest.raises(TraceError, match=r"cut\.tar\.xz"):
         list(WekaReader().sessions(path))
+
+
+def test_a_pipe_is_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match="pipe is a pipe or device; write its content to a file and give"):
+        open_trace([tmp_path / "pipe"], READERS)
 
 
 def test_unknown_content_lists_the_formats(tmp_path: Path) -> None:
