@@ -27,6 +27,16 @@ def check_parameters(request: GenerateRequest) -> None:
         raise _wrong("max_tokens", s.max_tokens, "1 or more")
     if not 0 <= s.min_tokens <= s.max_tokens:
         raise _wrong("min_tokens", s.min_tokens, f"0 to max_tokens ({s.max_tokens})")
+    if not 0 <= s.min_p <= 1:
+        raise _wrong("min_p", s.min_p, "a number from 0 (off) to 1")
+    if not (math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0):
+        raise _wrong("repetition_penalty", s.repetition_penalty, "a number above 0 (1: off)")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not math.isfinite(getattr(s, name)):
+            raise _wrong(name, getattr(s, name), "a finite number")
+    for token, bias in s.logit_bias:
+        if not (math.isfinite(bias) and token >= 0):
+            raise _wrong("logit_bias", f"{bias} for token {token}", "finite numbers for token ids, 0 or more")
     if s.seed is not None and not -(1 << 63) <= s.seed < 1 << 63:
         raise _wrong("seed", s.seed, "a 64-bit integer")
 

@@ -35,6 +35,11 @@ class Prompts:
                 raise UserError(
                     f"stop_token_ids holds {token}; valid: 0..{self.vocab_size - 1}", field="stop_token_ids"
                 )
+        for token, _ in ask.logit_bias[-1:]:  # they are in order
+            if token >= self.vocab_size:
+                raise UserError(
+                    f"logit_bias holds {token}; valid: 0..{self.vocab_size - 1}", field="logit_bias"
+                )
         sampling = SamplingParams(
             max_tokens=self._max_tokens(ask, len(prompt)),
             temperature=ask.temperature,
@@ -44,6 +49,11 @@ class Prompts:
             stop_token_ids=ask.stop_token_ids,
             ignore_eos=ask.ignore_eos,
             min_tokens=ask.min_tokens,
+            min_p=ask.min_p,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+            repetition_penalty=ask.repetition_penalty,
+            logit_bias=ask.logit_bias,
         )
         return GenerateRequest(
             id=id,

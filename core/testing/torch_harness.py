@@ -34,6 +34,7 @@ class TorchHarness(Harness):
         slots: int = 4,
         depth: int = 1,
         max_context: int = 256,
+        eos: tuple[int, ...] = (),
     ) -> None:
         architecture = read_architecture(folder, block_tokens, dtype, max_context)
         executor: Any = make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
@@ -50,7 +51,7 @@ class TorchHarness(Harness):
             cache=self.cache,
             groups=self.groups,
             limits=EngineLimits(
-                slots, max_context, block_tokens, (), drafter.caps.max_drafts if drafter else 0
+                slots, max_context, block_tokens, eos, drafter.caps.max_drafts if drafter else 0
             ),
             clock=WallClock(),
             speculator=self._host,

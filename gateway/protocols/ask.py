@@ -39,6 +39,11 @@ class Ask:
     return_token_ids: bool = False
     forced: TokenIds | None = None
     session: str = ""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     priority: int = 0  # smaller is more urgent; the scheduler `priority` heeds it
 
 

@@ -20,6 +20,7 @@ from bien.core.request import TokenIds
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_BIASED = 1024
 MAX_SESSION_LENGTH = 256
 MAX_INT = (1 << 31) - 1
 
@@ -43,10 +44,15 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None  # token id, as JSON's keys are text: -100 to 100
+    presence_penalty: float | None = None  # -2 to 2, for tokens of the output
+    frequency_penalty: float | None = None  # -2 to 2, for each time in the output
     # extensions shared with other engines
+    min_p: float | None = None  # 0 to 1
+    repetition_penalty: float | None = None  # above 0, to 2; for tokens of prompt and output
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: int | None = None  # before these no EOS and no stop token is drawn
     priority: int | None = None
     # extensions of bien
     session_id: str | None = None
@@ -56,12 +62,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     best_of: Any = None
     logprobs: Any = None
     prompt_logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
     length_penalty: Any = None
-    min_p: Any = None
     response_format: Any = None
     skip_special_tokens: Any = None
     include_stop_str_in_output: Any = None
@@ -81,12 +82,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "logprobs": (False,),
     "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -128,6 +124,13 @@ def common(fields: Fields) -> dict[str, Any]:
         "temperature": _between("temperature", fields.temperature, 0, 2, 1.0),
         "top_p": _between("top_p", fields.top_p, 0, 1, 1.0, above=True),
         "top_k": max(0, _at_least("top_k", fields.top_k, -1, 0)),
+        "min_p": _between("min_p", fields.min_p, 0, 1, 0.0),
+        "presence_penalty": _between("presence_penalty", fields.presence_penalty, -2, 2, 0.0),
+        "frequency_penalty": _between("frequency_penalty", fields.frequency_penalty, -2, 2, 0.0),
+        "repetition_penalty": _between(
+            "repetition_penalty", fields.repetition_penalty, 0, 2, 1.0, above=True
+        ),
+        "logit_bias": _bias(fields.logit_bias or {}),
         "seed": None if fields.seed is None else fields.seed & ((1 << 63) - 1),
         "stops": _stops(fields.stop),
         "stop_token_ids": _ids("stop_token_ids", fields.stop_token_ids),
@@ -268,6 +271,19 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
                 f"stop holds a string of {len(s)} characters; valid: 1 to {MAX_STOP_LENGTH}", field="stop"
             )
     return stops
+
+
+def _bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(bias) > MAX_BIASED:
+        raise UserError(f"logit_bias holds {len(bias)} ids; valid: at most {MAX_BIASED}", field="logit_bias")
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) >= 1 << 32:
+            raise UserError(
+                f"logit_bias holds the key {_show(key)}; valid: token ids, 0 or more", field="logit_bias"
+            )
+        out[int(key)] = _between(f"logit_bias.{key}", value, -100, 100, 0.0)
+    return tuple(sorted(out.items()))
 
 
 def _ids(name: str, ids: list[int] | None) -> tuple[int, ...]:
