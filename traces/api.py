@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bien.core.errors import TraceError
 from bien.core.request import BlockRuns
-from bien.traces.files import documents, head, open_stream
+from bien.traces.files import document_files, documents, head, left_out, open_stream
 from bien.traces.model import Fidelity, Session, Stream, TraceMeta, Turn
 from bien.traces.native import SCHEMA, NativeWriter, read_header, read_native, write_native
 from bien.traces.reader import TraceReader
@@ -20,8 +20,10 @@ __all__ = [
     "TraceMeta",
     "TraceReader",
     "Turn",
+    "document_files",
     "documents",
     "head",
+    "left_out",
     "open_stream",
     "read_header",
     "read_native",

@@ -8,7 +8,7 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -34,6 +34,7 @@ _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {
     ".zst": _open_zstd,
 }
 _DAMAGE = (lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, EOFError, OSError)
+_SHOWN = 5
 _STREAM_NAMES = (".json", ".jsonl")
 
 
@@ -57,7 +58,7 @@ def documents(path: Path) -> Iterator[tuple[str, bytes]]:
         TraceError: naming the file and the position where it is damaged, or that nothing is there.
     """
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and _is_document(p.name))
+        files = document_files(path)
         if not files:
             raise TraceError(f"trace folder {path} holds no .json file (plain or .xz, .gz, .bz2, .zst)")
         for file in files:
@@ -68,18 +69,30 @@ def documents(path: Path) -> Iterator[tuple[str, bytes]]:
         yield str(path), _read(path)
 
 
+def document_files(folder: Path) -> list[Path]:
+    """The files below a folder that are documents or archives of them, by name, in the order of reading."""
+    return sorted(p for p in folder.rglob("*") if p.is_file() and _is_document(p.name))
+
+
+def left_out(names: Sequence[str]) -> str:
+    """A fidelity note about documents of a folder or archive that its reader has passed over."""
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"documents of another format left out: {shown}"
+
+
 def head(path: Path, size: int = 65536) -> bytes:
     """The first bytes of the first document, for telling formats apart; empty if there is none."""
     if path.is_dir():
-        first = min((p for p in path.rglob("*") if p.is_file() and _is_document(p.name)), default=None)
-        return head(first, size) if first else b""
+        files = document_files(path)
+        return head(files[0], size) if files else b""
     try:
         with open_stream(path) as stream:
             if not _is_tar(path.name):
                 return stream.read(size)
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for member in archive:
-                    if member.isfile() and (body := archive.extractfile(member)):
+                    body = archive.extractfile(member) if member.isfile() else None
+                    if body is not None and _is_document(member.name):
                         return body.read(size)
     except _DAMAGE:
         return b""

@@ -32,8 +32,10 @@ from bien.traces.api import (
     TraceError,
     TraceMeta,
     Turn,
+    document_files,
     documents,
     head,
+    left_out,
 )
 
 _FIELDS = {
@@ -46,6 +48,7 @@ _FIELDS = {
     "tool": "lost",
     "text": "lost",
 }
+_HEAD = 65536  # bytes that tell a document from one of another format
 _SLACK = 0.6  # times are rounded to whole seconds
 _MOST = 1 << 46  # tokens that ids can name: beyond it scaling could not tell them apart
 
@@ -94,15 +97,24 @@ class WekaReader:
         self._fresh = 1 << 50  # next fresh id where ids are shared between documents
         self._estimated = 0  # gaps after a turn whose end is unknown
         self._turns = 0
+        self._left_out: list[str] = []  # documents that are none of this format
 
     def matches(self, path: Path) -> bool:
-        start = head(path)
-        return start.lstrip()[:1] == b"{" and (b'"hash_ids"' in start or b'"hash_id_scope"' in start)
+        files = document_files(path) if path.is_dir() else [path]
+        return any(_looks_weka(head(file, _HEAD)) for file in files)
 
     def sessions(self, path: Path) -> Iterator[Session]:
         self.meta.source = path.name
         for name, content in documents(path):
-            yield self._session(name, self._decode(name, content))
+            try:
+                document = self._decode(name, content)
+            except TraceError:
+                if name == str(path) or _looks_weka(content[:_HEAD]):
+                    raise
+                self._left_out.append(name.removeprefix(str(path)).lstrip("/:"))
+                self._note()
+                continue
+            yield self._session(name, document)
 
     def close(self) -> None:
         pass
@@ -137,9 +149,18 @@ class WekaReader:
         fidelity = self.meta.fidelity
         fidelity.derived_output_tokens += sum(t.derived for t in turns)
         fidelity.output_tokens += sum(t.output_tokens for t in turns)
+        self._note()
+
+    def _note(self) -> None:
+        notes = [left_out(self._left_out)] if self._left_out else []
         if self._estimated:
             share = self._estimated / self._turns
-            fidelity.notes = [f"{share:.1%} of gaps estimated: the turn before them has no recorded end"]
+            notes.append(f"{share:.1%} of gaps estimated: the turn before them has no recorded end")
+        self.meta.fidelity.notes = notes
+
+
+def _looks_weka(start: bytes) -> bool:
+    return start.lstrip()[:1] == b"{" and (b'"hash_ids"' in start or b'"hash_id_scope"' in start)
 
 
 def _first_fresh(document: _Document) -> int:

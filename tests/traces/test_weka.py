@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from bien.core.errors import TraceError
+from bien.core.request import BlockRuns
 from bien.plugins.trace_formats.native import NativeReader
 from bien.plugins.trace_formats.weka import WekaReader
-from bien.traces.model import Session
+from bien.traces.model import Session, Stream, TraceMeta, Turn
+from bien.traces.native import write_native
 from bien.traces.open import open_trace
 from bien.traces.stats import measure, turn_order
 
@@ -36,6 +38,10 @@ def document(*requests: dict[str, Any], id: str = "s1", **more: Any) -> dict[str
         "hash_id_scope": "local",
         "requests": list(requests),
     } | more
+
+
+def session(id: str) -> Session:
+    return Session(id, [Stream(0, [Turn(BlockRuns.of([(0, 40)]), BlockRuns.of([(40, 5)]))])], scope=id)
 
 
 def read(tmp_path: Path, *documents: dict[str, Any]) -> list[Session]:
@@ -225,6 +231,50 @@ def test_a_pipe_is_refused_unread(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TraceError, match="pipe is a pipe or device; write its content to a file and give"):
         open_trace([tmp_path / "pipe"], READERS)
+
+
+def test_a_folder_of_several_formats_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
+    """What comes first does not decide."""
+    folder = tmp_path / "mixed"
+    (folder / "sub").mkdir(parents=True)
+    write_native(folder / "0.jsonl", TraceMeta("native", 16), [])
+    (folder / "1.json").write_text('{"hello": 1}')
+    (folder / "2.json").touch()
+    (folder / "sub" / "3.json").write_text(json.dumps(document(turn(0, 64, 5, [1]))))
+    trace = open_trace([folder], READERS)
+    assert [s.id for s in trace.sessions()] == ["s1"]
+    assert trace.meta.fidelity.notes == ["documents of another format left out: 0.jsonl, 1.json, 2.json"]
+    (folder / "sub" / "3.json").write_text(json.dumps(document(turn(0, 64, 5, [1])))[:-4])
+    with pytest.raises(TraceError, match=r"3\.json is damaged"):
+        list(open_trace([folder], READERS).sessions())
+
+
+def test_native_files_of_a_folder_are_read_one_by_one(tmp_path: Path) -> None:
+    for name in "ab":
+        write_native(tmp_path / f"{name}.jsonl", TraceMeta("native", 16), [session(name)])
+    for number in range(7):
+        (tmp_path / f"{number}.json").write_text("{}")
+    trace = open_trace([tmp_path], READERS)
+    assert [s.id for s in trace.sessions()] == ["a", "b"]
+    assert (trace.meta.format, trace.meta.source) == ("native", tmp_path.name)
+    (note,) = trace.meta.fidelity.notes
+    assert note.endswith("left out: 0.json, 1.json, 2.json, 3.json, 4.json and 2 more")
+
+
+def test_an_archive_may_begin_with_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "w.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in (
+            ("README", b"hello"),
+            ("0.json", json.dumps(document(turn(0, 64, 5, [1]))).encode()),
+            ("1.json", b"[]"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    trace = open_trace([path], READERS)
+    assert [s.id for s in trace.sessions()] == ["s1"]
+    assert trace.meta.fidelity.notes == ["documents of another format left out: 1.json"]
 
 
 def test_unknown_content_lists_the_formats(tmp_path: Path) -> None:
