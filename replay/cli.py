@@ -9,7 +9,7 @@ import typer
 
 from bien.core.errors import BienError, ResourceError
 
-COMMANDS = ("replay", "simulate", "compare", "serve", "plugins", "deployment")
+COMMANDS = ("replay", "simulate", "compare", "report", "serve", "plugins", "deployment")
 
 
 def make_app() -> typer.Typer:

@@ -97,8 +97,10 @@ class Driver:
             self.steady = (self.steady[0], self.clock.time())
         return None
 
-    async def turn(self, session: Session, stream: Stream, index: int, planned: float) -> TurnRecord:
-        """Send one turn and see it to its end."""
+    async def turn(
+        self, session: Session, stream: Stream, index: int, planned: float, ready: float = -1.0
+    ) -> TurnRecord:
+        """Send one turn and see it to its end. `ready` is when what it follows had ended."""
         turn = stream.turns[index]
         record = TurnRecord(
             session.id,
@@ -108,6 +110,9 @@ class Driver:
             prompt_tokens=turn.input_tokens,
             asked=turn.output_tokens,
             id=f"{session.id}/{stream.id}/{index}",
+            ready=ready,
+            parent=stream.parent,
+            label=stream.label,
         )
         request = TurnRequest(record.id, session.id, session.scope, session.tenant, turn.input, turn.output)
         record.sent = self.clock.time()
@@ -173,7 +178,7 @@ class _Job:
                     await clock.sleep(wait)
                 if self.record.failed:
                     return
-                record = await self._driver.turn(self._session, stream, index, planned)
+                record = await self._driver.turn(self._session, stream, index, planned, ready)
                 ready = record.ended
                 if record.error:
                     self.record.failed = True

@@ -26,6 +26,7 @@ from bien.replay.stack_process import StackProcess
 from bien.replay.summary import print_summary
 from bien.replay.targets.http import HttpTarget
 from bien.replay.traces import Survey, open_paths
+from bien.replay.turns_file import turn_lines, write_turns
 from bien.replay.worker_load import WorkerLoad, busy_seconds
 
 LAST_WORDS = 1.0  # seconds
@@ -40,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     json: Path
     deployment: Deployment | None = None
     url: str | None = None
+    report: Path | None = None  # drawn by whoever runs this
 
 
 async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
@@ -51,6 +53,8 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     manager = PluginManager.load()
     # Bad traces and options are refused before anything is started.
     check_folder(plan.json)
+    if plan.report is not None:
+        check_folder(plan.report, "report")
     survey = Survey(open_paths(plan.traces, manager), plan.options)
     clock = WallClock()
     while survey.advance():  # takes seconds for large traces: an interrupt must get through
@@ -88,6 +92,7 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
         if driver.records:
             try:
                 write_result(plan.json, result)
+                write_turns(plan.json, turn_lines(driver.records, driver.started))
             except ResourceError:
                 print_summary(result)  # all that is left of the run
                 raise

@@ -19,6 +19,9 @@ class TurnRecord(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     asked: int = 0  # output tokens
     id: str = ""
+    ready: float = -1.0  # the turn before it, and the sub-agents that it joins, had ended
+    parent: int | None = None  # stream that spawned this one
+    label: str = ""  # of the stream
 
     first: float = -1.0  # first chunk with content
     last: float = -1.0  # last chunk with content

@@ -177,7 +177,7 @@ def write_result(path: Path, result: Result) -> None:
     write_whole(path, pretty(result), "result")
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, what: str = "result") -> None:
     """ResourceError now, not after a long run, when `path` cannot be written."""
     part = part_of(path)
     try:
@@ -187,7 +187,7 @@ def check_folder(path: Path) -> None:
         part.unlink()
     except OSError as error:
         raise ResourceError(
-            f"cannot write result {path}: {error.strerror or error}; valid: a file in a folder that can be "
+            f"cannot write {what} {path}: {error.strerror or error}; valid: a file in a folder that can be "
             "written"
         ) from None
 

@@ -35,6 +35,9 @@ def replay(
     sessions: Annotated[int | None, typer.Option(help="Replay so many sessions at most.")] = None,
     seed: Annotated[int, typer.Option(help="Of the tokens that stand for the trace's content.")] = 0,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+    report: Annotated[
+        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ] = None,
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
@@ -52,4 +55,4 @@ def replay(
         seed=seed,
     ).check()
     chosen = None if url else composed(deployment).deployment
-    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url)))
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))

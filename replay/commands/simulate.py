@@ -38,6 +38,9 @@ def simulate(
         ),
     ] = False,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+    report: Annotated[
+        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ] = None,
 ) -> None:
     """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
     executor of a constant cost per step and token. No model is loaded."""
@@ -46,6 +49,7 @@ def simulate(
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
     from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.report.page import draw
     from bien.replay.result import check_folder, write_result
     from bien.replay.run import INTERRUPTED
     from bien.replay.simulation import SimulationPlan
@@ -53,6 +57,7 @@ def simulate(
     from bien.replay.simulation_display import SimulationDisplay
     from bien.replay.summary import print_summary
     from bien.replay.traces import Survey, open_paths
+    from bien.replay.turns_file import turn_lines, write_turns
 
     options = ReplayOptions(
         concurrency=concurrency,
@@ -67,14 +72,19 @@ def simulate(
     survey = Survey(open_paths(plan.traces, manager), options)
     survey.check()
     check_folder(json)
+    if report is not None:
+        check_folder(report, "report")
     with SimulationDisplay(survey) as display:
         done = run(plan, manager, display.tick)
     result = done.result
     try:
         write_result(json, result)
+        write_turns(json, turn_lines(done.driver.records, done.driver.started))
     finally:
         print_summary(result)  # also when the disk is full by now
     Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
+    if report is not None:
+        draw(json, report)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)
