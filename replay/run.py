@@ -10,7 +10,6 @@ from rich.console import Console
 from bien.core.clock import WallClock
 from bien.replay.display import Display
 from bien.replay.live import Plan, replay
-from bien.replay.report.page import draw
 from bien.replay.result import Result
 from bien.replay.summary import print_summary
 
@@ -19,20 +18,25 @@ INTERRUPTED = 130
 
 def run_live(plan: Plan) -> int:
     """0; 1 when no turn ended well; 130 when interrupted, with what was measured written."""
-    with Display(WallClock()) as display:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            try:
-                result, interrupted = runner.run(_main(plan, display))
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                return INTERRUPTED  # while it started: nothing was measured
+    result, interrupted = run_once(plan)
+    if result is None:
+        return INTERRUPTED
     print_summary(result)
     if result.turns.count or result.turns.unfinished:
         Console(stderr=True).print(f"written to {plan.json}", highlight=False, soft_wrap=True)
-        if plan.report is not None:
-            draw(plan.json, plan.report)
     if interrupted:
         return INTERRUPTED
     return 0 if result.turns.count > result.turns.errors else 1
+
+
+def run_once(plan: Plan) -> tuple[Result | None, bool]:
+    """The result, which is written, and whether it was interrupted. None: while it started."""
+    with Display(WallClock()) as display:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            try:
+                return runner.run(_main(plan, display))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                return None, True
 
 
 async def _main(plan: Plan, display: Display) -> tuple[Result, bool]:

@@ -26,7 +26,10 @@ def replay(
     url: Annotated[
         str | None, typer.Option(help="Replay against this server instead of starting a deployment.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Session trees at a time.")] = 4,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Session trees at a time. Left out: 4, with --ladder each cap x workers."),
+    ] = None,
     token_scale: Annotated[
         str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
     ] = "1",
@@ -34,25 +37,41 @@ def replay(
     gap_cap: Annotated[float | None, typer.Option(help="Longest gap in seconds, after scaling.")] = None,
     sessions: Annotated[int | None, typer.Option(help="Replay so many sessions at most.")] = None,
     seed: Annotated[int, typer.Option(help="Of the tokens that stand for the trace's content.")] = 0,
-    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
-    report: Annotated[
-        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            help="Replay once per batch cap, like 1,2,4,8: ladder.json and ladder.png beside the results."
+        ),
     ] = None,
+    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
+    from bien.core.errors import UserError
+    from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
+    from bien.replay.ladder import climb, parse_caps
+    from bien.replay.ladder_display import finish_ladder, say
+    from bien.replay.ladder_runs import live_rung
     from bien.replay.live import Plan
     from bien.replay.options import ReplayOptions, fraction
     from bien.replay.run import run_live
 
     options = ReplayOptions(
-        concurrency=concurrency,
+        concurrency=4 if concurrency is None else concurrency,
         token_scale=fraction(token_scale, "--token-scale"),
         time_scale=time_scale,
         gap_cap=gap_cap,
         sessions=sessions,
         seed=seed,
     ).check()
+    if ladder is not None:
+        if url:
+            raise UserError("--ladder starts a deployment anew for each cap; it cannot do that at --url")
+        manager, paths = PluginManager.load(), tuple(trace or ())
+        base = composed(deployment).deployment
+        run = live_rung(paths)
+        climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, run, say)
+        raise typer.Exit(finish_ladder(climbing, json))
     chosen = None if url else composed(deployment).deployment
-    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url)))

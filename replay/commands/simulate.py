@@ -23,7 +23,10 @@ def simulate(
     deployment: Annotated[
         str, typer.Option(help="A deployment.toml, or the name of a built-in deployment.")
     ] = DEFAULT_DEPLOYMENT,
-    concurrency: Annotated[int, typer.Option(help="Session trees at a time.")] = 4,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="Session trees at a time. Left out: 4, with --ladder each cap x workers."),
+    ] = None,
     token_scale: Annotated[
         str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
     ] = "1",
@@ -37,10 +40,13 @@ def simulate(
             help="Simulate once more, one session tree at a time with an ideal cache: jobs.slowdown."
         ),
     ] = False,
-    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
-    report: Annotated[
-        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ladder: Annotated[
+        str | None,
+        typer.Option(
+            help="Simulate once per batch cap, like 1,2,4,8: ladder.json and ladder.png beside the results."
+        ),
     ] = None,
+    json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
 ) -> None:
     """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
     executor of a constant cost per step and token. No model is loaded."""
@@ -48,8 +54,10 @@ def simulate(
 
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
+    from bien.replay.ladder import climb, parse_caps
+    from bien.replay.ladder_display import finish_ladder, say
+    from bien.replay.ladder_runs import simulated_rung
     from bien.replay.options import ReplayOptions, fraction
-    from bien.replay.report.page import draw
     from bien.replay.result import check_folder, write_result
     from bien.replay.run import INTERRUPTED
     from bien.replay.simulation import SimulationPlan
@@ -57,10 +65,9 @@ def simulate(
     from bien.replay.simulation_display import SimulationDisplay
     from bien.replay.summary import print_summary
     from bien.replay.traces import Survey, open_paths
-    from bien.replay.turns_file import turn_lines, write_turns
 
     options = ReplayOptions(
-        concurrency=concurrency,
+        concurrency=4 if concurrency is None else concurrency,
         token_scale=fraction(token_scale, "--token-scale"),
         time_scale=time_scale,
         gap_cap=gap_cap,
@@ -71,20 +78,19 @@ def simulate(
     manager = PluginManager.load()
     survey = Survey(open_paths(plan.traces, manager), options)
     survey.check()
+    if ladder is not None:
+        base, rung = plan.deployment, simulated_rung(plan.traces, manager, slowdown)
+        climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, rung, say)
+        raise typer.Exit(finish_ladder(climbing, json))
     check_folder(json)
-    if report is not None:
-        check_folder(report, "report")
     with SimulationDisplay(survey) as display:
         done = run(plan, manager, display.tick)
     result = done.result
     try:
         write_result(json, result)
-        write_turns(json, turn_lines(done.driver.records, done.driver.started))
     finally:
         print_summary(result)  # also when the disk is full by now
     Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
-    if report is not None:
-        draw(json, report)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)
