@@ -10,6 +10,7 @@ from rich.console import Console
 from bien.core.clock import WallClock
 from bien.replay.display import Display
 from bien.replay.live import Plan, replay
+from bien.replay.report.page import draw
 from bien.replay.result import Result
 from bien.replay.summary import print_summary
 
@@ -24,6 +25,8 @@ def run_live(plan: Plan) -> int:
     print_summary(result)
     if result.turns.count or result.turns.unfinished:
         Console(stderr=True).print(f"written to {plan.json}", highlight=False, soft_wrap=True)
+        if plan.report is not None:
+            draw(plan.json, plan.report)
     if interrupted:
         return INTERRUPTED
     return 0 if result.turns.count > result.turns.errors else 1

@@ -44,6 +44,9 @@ def replay(
         ),
     ] = None,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+    report: Annotated[
+        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ] = None,
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
@@ -74,4 +77,4 @@ def replay(
         climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, run, say)
         raise typer.Exit(finish_ladder(climbing, json))
     chosen = None if url else composed(deployment).deployment
-    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url)))
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))

@@ -47,6 +47,9 @@ def simulate(
         ),
     ] = None,
     json: Annotated[Path, typer.Option(help="Where the result goes.")] = Path("result.json"),
+    report: Annotated[
+        Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
+    ] = None,
 ) -> None:
     """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
     executor of a constant cost per step and token. No model is loaded."""
@@ -58,6 +61,7 @@ def simulate(
     from bien.replay.ladder_display import finish_ladder, say
     from bien.replay.ladder_runs import simulated_rung
     from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.report.page import draw
     from bien.replay.result import check_folder, write_result
     from bien.replay.run import INTERRUPTED
     from bien.replay.simulation import SimulationPlan
@@ -65,6 +69,7 @@ def simulate(
     from bien.replay.simulation_display import SimulationDisplay
     from bien.replay.summary import print_summary
     from bien.replay.traces import Survey, open_paths
+    from bien.replay.turns_file import turn_lines, write_turns
 
     options = ReplayOptions(
         concurrency=4 if concurrency is None else concurrency,
@@ -83,14 +88,19 @@ def simulate(
         climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, rung, say)
         raise typer.Exit(finish_ladder(climbing, json))
     check_folder(json)
+    if report is not None:
+        check_folder(report, "report")
     with SimulationDisplay(survey) as display:
         done = run(plan, manager, display.tick)
     result = done.result
     try:
         write_result(json, result)
+        write_turns(json, turn_lines(done.driver.records, done.driver.started))
     finally:
         print_summary(result)  # also when the disk is full by now
     Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
+    if report is not None:
+        draw(json, report)
     if done.interrupted:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result.turns.count > result.turns.errors else 1)
