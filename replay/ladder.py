@@ -154,6 +154,14 @@ def mark(rungs: Sequence[Rung]) -> None:
         )
 
 
+def check_alone(url: str | None, report: Path | None) -> None:
+    """UserError for options that make no sense with --ladder."""
+    if url is not None:
+        raise UserError("--ladder starts a deployment anew for each cap; it cannot do that at --url")
+    if report is not None:
+        raise UserError("--report draws one run; with --ladder, use `bien report` on the result of a rung")
+
+
 def rung_path(json: Path, cap: int) -> Path:
     return json.with_name(f"{json.stem}-cap{cap}{json.suffix}")
 

@@ -14,6 +14,7 @@ from bien.replay.run import run_once
 from bien.replay.simulation import SimulationPlan, simulate
 from bien.replay.simulation_display import SimulationDisplay
 from bien.replay.traces import Survey, open_paths
+from bien.replay.turns_file import turn_lines, write_turns
 
 
 def live_rung(traces: tuple[Path, ...]) -> RunRung:
@@ -35,6 +36,7 @@ def simulated_rung(traces: tuple[Path, ...], manager: PluginManager, slowdown: b
         with SimulationDisplay(survey) as display:
             done = simulate(plan, manager, display.tick)
         write_result(json, done.result)
+        write_turns(json, turn_lines(done.driver.records, done.driver.started))
         return done.result, done.interrupted
 
     return run

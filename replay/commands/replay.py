@@ -50,10 +50,9 @@ def replay(
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
-    from bien.core.errors import UserError
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
-    from bien.replay.ladder import climb, parse_caps
+    from bien.replay.ladder import check_alone, climb, parse_caps
     from bien.replay.ladder_display import finish_ladder, say
     from bien.replay.ladder_runs import live_rung
     from bien.replay.live import Plan
@@ -69,8 +68,7 @@ def replay(
         seed=seed,
     ).check()
     if ladder is not None:
-        if url:
-            raise UserError("--ladder starts a deployment anew for each cap; it cannot do that at --url")
+        check_alone(url, report)
         manager, paths = PluginManager.load(), tuple(trace or ())
         base = composed(deployment).deployment
         run = live_rung(paths)

@@ -57,7 +57,7 @@ def simulate(
 
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
-    from bien.replay.ladder import climb, parse_caps
+    from bien.replay.ladder import check_alone, climb, parse_caps
     from bien.replay.ladder_display import finish_ladder, say
     from bien.replay.ladder_runs import simulated_rung
     from bien.replay.options import ReplayOptions, fraction
@@ -84,6 +84,7 @@ def simulate(
     survey = Survey(open_paths(plan.traces, manager), options)
     survey.check()
     if ladder is not None:
+        check_alone(None, report)
         base, rung = plan.deployment, simulated_rung(plan.traces, manager, slowdown)
         climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, rung, say)
         raise typer.Exit(finish_ladder(climbing, json))

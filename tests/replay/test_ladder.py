@@ -76,6 +76,8 @@ def test_a_simulated_ladder_of_the_sample(tmp_path: Path) -> None:
         (["simulate", "--ladder", "1", "--concurrency", "0"], "--concurrency is 0; valid: 1 to"),
         (["simulate", "--ladder", "1", "--json", "none/r.json"], "cannot write result none/ladder.json"),
         (["replay", "--ladder", "1", "--url", "http://127.0.0.1:1"], "cannot do that at --url"),
+        (["replay", "--ladder", "1", "--report", "r.html"], "--report draws one run"),
+        (["simulate", "--ladder", "1", "--report", "r.html"], "--report draws one run"),
     ],
 )
 def test_bad_options_are_one_paragraph(arguments: list[str], message: str, tmp_path: Path) -> None:
