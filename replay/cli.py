@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 import typer
 
 from bien.core.errors import BienError, ResourceError
 
+INTERRUPTED = 130  # as a shell says it
 COMMANDS = ("replay", "simulate", "compare", "report", "serve", "plugins", "deployment")
 
 
@@ -29,7 +31,18 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point. A BienError becomes one paragraph on stderr and its exit code."""
+    """Entry point. A BienError becomes one paragraph on stderr and its exit code; 130 after Ctrl-C, however
+    often."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    finally:
+        # What happens is decided; Python's own end would be cut off by one more, and the exit code with it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run() -> None:
     try:
         make_app()()
     except BienError as error:
@@ -42,8 +55,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(ResourceError.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:

@@ -211,3 +211,25 @@ def test_while_a_replay_streams(bien: Start, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["turns"]["unfinished"] == 1
     assert result["validity"]["reasons"][0].startswith("interrupted")
+
+
+AT_THE_END = """
+import os, signal
+import bien.replay.cli as cli
+
+class Late:  # goes when Python has put its own handlers away
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+        kill(pid, number)
+
+def app():
+    os.kill(os.getpid(), signal.SIGINT)
+
+late = Late()
+cli.make_app = lambda: app
+cli.main()
+"""
+
+
+def test_one_more_interrupt_while_python_ends_keeps_the_exit_code() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
