@@ -98,7 +98,6 @@ def draw_distributions(turns: Sequence[TurnLine], ttft: Distribution, tpot: Dist
 
     def draw(figure: Any) -> None:
         left, middle, right = figure.subplots(1, 3)
-        right.margins(y=0)
         _histogram(left, "TTFT ms", [t.ttft * 1e3 for t in good if t.ttft is not None], ttft)
         _histogram(middle, "TPOT ms", [t.tpot * 1e3 for t in good if t.tpot is not None], tpot)
         for name, colour, main in (("main agents", "#2c6fb3", True), ("sub-agents", "#e6862a", False)):
@@ -113,13 +112,14 @@ def draw_distributions(turns: Sequence[TurnLine], ttft: Distribution, tpot: Dist
                     x, y, s=7, alpha=0.5, lw=0, color=colour, label=name, rasterized=len(x) > VECTORS
                 )
         if right.collections:
-            low, high = right.get_ylim()
+            seen = [t.ttft * 1e3 for t in good if t.ttft is not None]
+            low, high = min(seen), max(seen)
             if low > 0 and high > 10 * low:
                 _logarithmic(right.set_yscale, right.yaxis)
             if max(right.get_xlim()) > 1000:
                 _logarithmic(right.set_xscale, right.xaxis, "symlog", linthresh=100)
                 right.set_xlim(left=0)
-            right.legend(frameon=False, fontsize=7.5)
+            right.legend(edgecolor="none", framealpha=0.8, fontsize=7.5)
         right.set_title("TTFT ms against uncached prompt tokens", fontsize=9, loc="left")
         figure.tight_layout()
 
@@ -150,7 +150,7 @@ def _histogram(axes: Any, title: str, values: list[float], marks: Distribution) 
         value = getattr(marks, name)
         if value is not None:
             axes.axvline(value, color="#22303f", lw=1, ls=dash, label=f"{name} {value:,.4g}")
-    axes.legend(frameon=False, fontsize=7.5)
+    axes.legend(edgecolor="none", framealpha=0.8, fontsize=7.5)
 
 
 def _logarithmic(set_scale: Callable[..., None], axis: Any, kind: str = "log", **more: float) -> None:

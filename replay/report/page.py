@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from rich.console import Console
 
 from bien.replay.files import write_whole
@@ -104,17 +103,14 @@ def _drawings(result: Result, turns: Sequence[TurnLine] | None) -> dict[str, Any
     chosen = sorted(sessions, key=lambda t: (-(len(t.lanes) > 1), -t.turns))[:SESSIONS]
     drawn = sessions[:ROWS]
     return {
-        "run": Markup(figures.draw_run(drawn)) if drawn else "",
+        "run": figures.draw_run(drawn) if drawn else "",
         "sessions_drawn": len(drawn),
         "sessions_left": len(sessions) - len(drawn),
         "sessions": [
-            {"name": t.session, "about": _about(t), "svg": Markup(figures.draw_session(t, ROWS))}
-            for t in chosen
+            {"name": t.session, "about": _about(t), "svg": figures.draw_session(t, ROWS)} for t in chosen
         ],
-        "distributions": Markup(figures.draw_distributions(turns, result.ttft_ms, result.tpot_ms))
-        if turns
-        else "",
-        "cache": Markup(figures.draw_cache(result.cache)) if figures.cache_parts(result.cache) else "",
+        "distributions": figures.draw_distributions(turns, result.ttft_ms, result.tpot_ms) if turns else "",
+        "cache": figures.draw_cache(result.cache) if figures.cache_parts(result.cache) else "",
     }
 
 
