@@ -189,7 +189,8 @@ class Engine:
         for i in order:
             tokens = b"" if ids is None else ids[ends[i] : ends[i + 1]].tobytes()
             drafts = proposed[i] if proposed else 0
-            self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report)
+            logprobs = result.logprobs.get(i) if result.logprobs else None
+            self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report, logprobs)
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps
         self._stats.busy_seconds += result.seconds * steps

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from bien.core.logprobs import TokenLogprobs
 from bien.core.request import Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -130,3 +131,4 @@ class StepResult:
     tokens: I32 | None
     proposed: I32 | None = None
     seconds: float = 0.0  # forward + sample, by the executor's clock
+    logprobs: dict[int, TokenLogprobs] | None = None  # by row, of its accepted tokens, where asked for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bien.core.kv.events import KVEvent
+from bien.core.logprobs import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class SequenceOutput:
     rounds: int = 0
     error: str = ""
     error_code: str = ""  # of the BienError's class, with finish "error"
+    logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
 
 
 @dataclass(slots=True)

@@ -134,6 +134,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, frozen=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0  # 1 = off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    logprobs: int = -1  # k: log-probabilities of each output token and of the k likeliest; -1 = none
 
 
 class GenerateRequest(msgspec.Struct, array_like=True, gc=False):

@@ -9,6 +9,7 @@ from bien.core.flight import FlightItem
 from bien.core.guarded import GuardedSpeculator
 from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.logprobs import TokenLogprobs
 from bien.core.report import SequenceOutput, StepReport
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
@@ -45,7 +46,14 @@ class Settlement:
         self._eos = eos
 
     def settle(
-        self, item: FlightItem, gained: int, steps: int, tokens: bytes, proposed: int, report: StepReport
+        self,
+        item: FlightItem,
+        gained: int,
+        steps: int,
+        tokens: bytes,
+        proposed: int,
+        report: StepReport,
+        logprobs: TokenLogprobs | None = None,
     ) -> None:
         """`item` gained `gained` tokens in each of `steps` equal steps."""
         s = item.sequence
@@ -69,7 +77,9 @@ class Settlement:
         if item.drafts:
             self._observe(s, item.drafts, gained - 1)
         if count:
-            self._output(s, count, tokens, finish, report)
+            out = SequenceOutput(s.id, count, tokens, finish)
+            out.logprobs = None if logprobs is None else logprobs.first(count)
+            self._output(s, out, report)
         if finish is None and item.samples and current:
             self._draft(s, proposed)
 
@@ -112,16 +122,15 @@ class Settlement:
         if self._speculator is not None:
             self._speculator.observe(s.id, drafted, accepted)
 
-    def _output(self, s: Sequence, count: int, tokens: bytes, finish: str | None, report: StepReport) -> None:
-        out = SequenceOutput(s.id, count, tokens, finish)
+    def _output(self, s: Sequence, out: SequenceOutput, report: StepReport) -> None:
         if s.first_token < 0:
             s.first_token = self._owner.clock.time()
             out.cached = s.cached
             self._stats.cached_tokens += s.cached
             self._stats.prompt_tokens += s.prompt_tokens
-        if finish is not None:
+        if out.finish is not None:
             out.drafted, out.accepted, out.rounds = s.drafted, s.accepted, s.rounds
-            self._owner.end(s, finish)
+            self._owner.end(s, out.finish)
         report.outputs.append(out)
 
     def _draft(self, s: Sequence, proposed: int) -> None:

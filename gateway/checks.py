@@ -11,6 +11,8 @@ from bien.core.errors import ContextLengthError, UserError
 from bien.core.request import GenerateRequest, TokenIds
 from bien.core.worker.messages import WorkerInfo
 
+MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's chat: an answer's size is bounded by it
+
 
 def check_parameters(request: GenerateRequest) -> None:
     """UserError when prompt or sampling parameters make no sense on any worker."""
@@ -34,6 +36,8 @@ def check_parameters(request: GenerateRequest) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         if not math.isfinite(getattr(s, name)):
             raise _wrong(name, getattr(s, name), "a finite number")
+    if not -1 <= s.logprobs <= MAX_LOGPROBS:
+        raise _wrong("logprobs", s.logprobs, f"-1 (none) to {MAX_LOGPROBS}")
     for token, bias in s.logit_bias:
         if not (math.isfinite(bias) and token >= 0):
             raise _wrong("logit_bias", f"{bias} for token {token}", "finite numbers for token ids, 0 or more")

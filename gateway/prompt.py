@@ -54,6 +54,7 @@ class Prompts:
             frequency_penalty=ask.frequency_penalty,
             repetition_penalty=ask.repetition_penalty,
             logit_bias=ask.logit_bias,
+            logprobs=-1 if ask.logprobs is None else ask.logprobs,
         )
         return GenerateRequest(
             id=id,

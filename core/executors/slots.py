@@ -26,6 +26,7 @@ class Slots:
         self.top_k: NDArray[np.int64] = np.zeros(slots, np.int64)
         self.min_p = np.zeros(slots)
         self.adjustments: dict[int, Adjustment] = {}  # of the slots that ask for any
+        self.logprobs: dict[int, int] = {}  # of the slots that ask: alternatives per token
         self.max_drafts: I32 = np.zeros(slots, np.int32)
         self.forced: dict[int, NDArray[np.int64]] = {}  # slot -> recorded continuation
         self.tables: tuple[I32, ...] = tuple(
@@ -38,6 +39,7 @@ class Slots:
         for slot in plan.released.tolist():
             self.forced.pop(slot, None)
             self.adjustments.pop(slot, None)
+            self.logprobs.pop(slot, None)
         for new in plan.new:
             self._enter(new)
         for table, update in zip(self.tables, plan.tables, strict=False):
@@ -60,6 +62,9 @@ class Slots:
         self.temperature[slot] = new.sampling.temperature
         self.top_p[slot], self.top_k[slot] = new.sampling.top_p, new.sampling.top_k
         self.min_p[slot] = new.sampling.min_p
+        self.logprobs.pop(slot, None)
+        if new.sampling.logprobs >= 0:
+            self.logprobs[slot] = new.sampling.logprobs
         self.adjustments.pop(slot, None)
         adjustment = Adjustment.of(new.sampling, new.ends)
         if adjustment is not None:

@@ -20,8 +20,10 @@ from bien.core.executors.slots import Slots
 from bien.core.guarded import Guard
 from bien.core.kernels.base import Kernels
 from bien.core.kv.groups import GroupKind, KVGroup
+from bien.core.logprobs import TokenLogprobs
 from bien.core.models.registry import CausalModel
 from bien.core.plan import I32, ExecutorPlan, StateCopy, StepResult
+from bien.core.sampling.logprobs import token_logprobs
 from bien.core.sampling.sampler import sample_rows
 from bien.core.sampling.verify import verify_rows
 from bien.core.speculation.speculator import DeviceSpeculator
@@ -111,6 +113,7 @@ class TorchExecutor:
         """`masks`: [R, V] bool, True where a token is allowed, R = yielding rows."""
         plan, rows = handle.plan, handle.rows
         accepted, tokens = self._verify(handle, masks)
+        logprobs = self._logprobs(handle, accepted, tokens) if self.slots.logprobs else None
         self.slots.extend(plan.slots, accepted, tokens)
         self._settle(plan, rows, accepted)
         for copy in plan.snapshots:
@@ -118,7 +121,7 @@ class TorchExecutor:
         proposed = self._propose(plan) if self.drafter is not None else None
         done: Future[StepResult] = Future()
         seconds = self._clock.time() - handle.began
-        done.set_result(StepResult(plan.step, accepted, tokens, proposed, seconds))
+        done.set_result(StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs))
         return done
 
     def close(self) -> None:
@@ -170,6 +173,17 @@ class TorchExecutor:
             history = state.tokens[slot, : int(positions[i])]
             asking[slot].apply(logits[i], history, int(state.prompts[slot]))
         return logits
+
+    def _logprobs(self, handle: Step, accepted: I32, tokens: I32) -> dict[int, TokenLogprobs]:
+        plan, out = handle.plan, {}
+        each = (1 + plan.drafts) * plan.samples
+        rows, ends = (np.cumsum(each) - each).tolist(), np.cumsum(accepted).tolist()
+        for i, (slot, gained) in enumerate(zip(plan.slots.tolist(), accepted.tolist(), strict=True)):
+            top = self.slots.logprobs.get(slot)
+            if top is not None and gained:
+                logits = handle.logits[rows[i] : rows[i] + gained]
+                out[i] = token_logprobs(logits, tokens[ends[i] - gained : ends[i]], top)
+        return out
 
     def _restore(self, copy: StateCopy) -> None:
         data = self.pools[copy.group].data

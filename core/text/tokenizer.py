@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 from bien.core.errors import ModelError, UserError
 from bien.core.request import TokenIds
 from bien.core.text.control import ControlToken, ControlTokens
+from bien.core.text.pieces import Pieces
 
 
 class Tokenizer:
@@ -72,6 +73,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without control tokens; bytes that are no UTF-8 become U+FFFD."""
         return self._library.decode(ids, skip_special_tokens=True)
+
+    def piece(self, id: int) -> tuple[str, bytes]:
+        """One token as text and as bytes, control tokens by their names."""
+        return self._pieces.piece(id)
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._library)
 
     @cached_property
     def _plain(self) -> Library:

@@ -126,4 +126,5 @@ def _output(rid: int, output: SequenceOutput) -> Output:
         drafted=output.drafted,
         accepted=output.accepted,
         rounds=output.rounds,
+        logprobs=output.logprobs,
     )

@@ -12,6 +12,7 @@ from typing import Union
 import msgspec
 
 from bien.core.kv.events import EventBatch, KVEvent
+from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
 
 PROTOCOL = 1
@@ -77,6 +78,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     accepted: int = 0
     rounds: int = 0
     error_field: str = ""  # the request's field that is wrong, where one is
+    logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):

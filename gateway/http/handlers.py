@@ -14,11 +14,13 @@ from bien.core.errors import OverloadError, UserError, WorkerDiedError
 from bien.core.request import GenerateRequest, TokenIds
 from bien.gateway.http import errors
 from bien.gateway.http.progress import Progress
+from bien.gateway.http.scoring import Scoring
 from bien.gateway.http.served import SERVED, Served
 from bien.gateway.http.sse import EventStream
 from bien.gateway.protocols import chat, completions
 from bien.gateway.protocols.ask import Answer, Ask
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH
+from bien.gateway.protocols.scores import Score
 
 ATTEMPTS = 3  # of an answer that is not streamed, when its worker dies
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -103,9 +105,10 @@ async def _stream(
                     data = b"" if events.begun else answer.opening()
                     if not events.begun:
                         events.headers |= _placement(outputs)
-                    if piece.text or (ask.return_token_ids and piece.ids):
+                    if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
                         usage = progress.usage if ask.continuous_usage else None
-                        data += answer.piece(piece.text, piece.ids if ask.return_token_ids else None, usage)
+                        ids = piece.ids if ask.return_token_ids else None
+                        data += answer.piece(piece.text, ids, usage, piece.scores)
                     if progress.finish is not None:
                         break
                     await events.write(data)
@@ -124,6 +127,7 @@ async def _whole(
     for attempt in range(ATTEMPTS):
         texts: list[str] = []
         ids: list[bytes] = []
+        scores: list[Score] | None = None
         progress = _progress(served, ask, work)
         try:
             async with served.gateway.generate(work, slot) as outputs:
@@ -132,6 +136,9 @@ async def _whole(
                     texts.append(piece.text)
                     if ask.return_token_ids:
                         ids.append(piece.ids)
+                    if piece.scores is not None:
+                        scores = scores or []
+                        scores += piece.scores
                     if progress.finish is not None:
                         break
             break
@@ -144,13 +151,15 @@ async def _whole(
         progress.reason,
         progress.usage,
         progress.speculation if ask.return_token_ids else None,
+        scores,
     )
     return web.Response(body=body, content_type="application/json")
 
 
 def _progress(served: Served, ask: Ask, work: GenerateRequest) -> Progress:
     assert isinstance(work.prompt, TokenIds)
-    return Progress(work.prompt_tokens, served.prompts.output(ask, work.prompt))
+    scoring = None if ask.logprobs is None else Scoring(served.prompts.text.tokenizer)
+    return Progress(work.prompt_tokens, served.prompts.output(ask, work.prompt), scoring)
 
 
 def _placement(outputs: object) -> dict[str, str]:

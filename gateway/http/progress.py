@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from bien.core.errors import BienError
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
+from bien.gateway.http.scoring import Scoring
 from bien.gateway.protocols.ask import Speculation, Usage
+from bien.gateway.protocols.scores import Score
 
 
 @dataclass(slots=True)
 class Piece:
     text: str
     ids: bytes  # uint32-LE, those that count
+    scores: list[Score] | None = None  # of these, where asked for
 
 
 class Progress:
-    def __init__(self, prompt_tokens: int, text: OutputText) -> None:
+    def __init__(self, prompt_tokens: int, text: OutputText, scoring: Scoring | None = None) -> None:
+        """`scoring`: reads log-probabilities, where asked for."""
+        self._scoring = scoring
         self._prompt_tokens = prompt_tokens
         self._text = text
         self._cached = 0
@@ -41,7 +46,10 @@ class Progress:
                 raise BienError(f"the server ended this generation ({output.finish})")
             text += self._text.flush()
             self.finish = "stop" if self._text.stopped else output.finish
-        return Piece(text, output.tokens[: 4 * used])
+        scores = None
+        if self._scoring is not None and output.logprobs is not None:
+            scores = self._scoring.take(ids[:used], output.logprobs)
+        return Piece(text, output.tokens[: 4 * used], scores)
 
     @property
     def reason(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bien.core.request import TokenIds
+from bien.gateway.protocols.scores import Score
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Ask:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # alternatives per token; None: no log-probabilities
     priority: int = 0  # smaller is more urgent; the scheduler `priority` heeds it
 
 
@@ -79,7 +81,8 @@ class Speculation(msgspec.Struct):
 
 class Answer(Protocol):
     """Writes one answer. `token_ids` is uint32-LE bytes, None where the client did not ask for ids; so is
-    `speculation`, which is also None where the generation was cut at a stop string."""
+    `speculation`, which is also None where the generation was cut at a stop string. `scores`:
+    the tokens' log-probabilities, None where not asked for."""
 
     id: str
 
@@ -87,7 +90,13 @@ class Answer(Protocol):
         """Events that come before any text."""
         ...
 
-    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes: ...
+    def piece(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes: ...
 
     def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         """The finish event, a usage event where asked for, the end mark."""
@@ -100,6 +109,7 @@ class Answer(Protocol):
         finish: str,
         usage: Usage,
         speculation: Speculation | None = None,
+        scores: list[Score] | None = None,
     ) -> bytes:
         """The body of an answer that is not streamed."""
         ...

@@ -9,7 +9,8 @@ import msgspec
 from bien.core.errors import UserError
 from bien.gateway.protocols.ask import Ask, Chat, Speculation, Usage
 from bien.gateway.protocols.events import Events, encode, encode_ids, extension
-from bien.gateway.protocols.fields import ONLY, Fields, common, decode
+from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
+from bien.gateway.protocols.scores import Score, chat_logprobs
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,11 +55,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     messages: list[Message]
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None  # 0 to 20, with logprobs
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
-    top_logprobs: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
     modalities: Any = None
@@ -69,13 +71,14 @@ class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     prediction: Any = None
 
 
+MAX_TOP = 20  # OpenAI's
+
 _ONLY: dict[str, tuple[Any, ...]] = {
     **ONLY,
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "top_logprobs": (0,),
     "reasoning_effort": (),
     "verbosity": (),
     "modalities": (["text"],),
@@ -91,7 +94,8 @@ def read(body: bytes) -> Ask:
     if not fields.messages:
         raise UserError("messages is empty; valid: at least one message", field="messages")
     messages = [_message(m, i) for i, m in enumerate(fields.messages)]
-    return Ask(prompt=Chat(messages, fields.chat_template_kwargs or {}), **common(fields))
+    prompt = Chat(messages, fields.chat_template_kwargs or {})
+    return Ask(prompt=prompt, logprobs=_logprobs(fields), **common(fields))
 
 
 class ChatAnswer:
@@ -101,15 +105,21 @@ class ChatAnswer:
         self.id = id
         self._head = {"id": id, "object": "chat.completion", "created": created, "model": ask.model}
         chunk = {**self._head, "object": "chat.completion.chunk"}
-        self._events = Events(ask, chunk, b'"delta":{"content":', b"}", b'"delta":{}')
+        self._events = Events(ask, chunk, b'"delta":{"content":', b"}", b'"delta":{}', chat_logprobs)
 
     def opening(self) -> bytes:
         return self._events.raw(
             b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         )
 
-    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
-        return self._events.piece(text, token_ids, usage)
+    def piece(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        return self._events.piece(text, token_ids, usage, scores)
 
     def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         return self._events.closing(finish, usage, speculation)
@@ -121,12 +131,21 @@ class ChatAnswer:
         finish: str,
         usage: Usage,
         speculation: Speculation | None = None,
+        scores: list[Score] | None = None,
     ) -> bytes:
+        logprobs = None if scores is None else msgspec.Raw(chat_logprobs(scores))
         ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = encode({"index": 0, "message": message, "logprobs": None, "finish_reason": finish})[:-1]
+        choice = encode({"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish})[:-1]
         end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
         return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
+
+
+def _logprobs(fields: ChatFields) -> int | None:
+    top = top_count("top_logprobs", fields.top_logprobs or 0, MAX_TOP)
+    if top and not fields.logprobs:
+        raise UserError(f"top_logprobs={top} needs logprobs=true; valid: 0", field="top_logprobs")
+    return top if fields.logprobs else None
 
 
 def _message(message: Message, at: int) -> dict[str, Any]:

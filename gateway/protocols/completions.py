@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
 from bien.gateway.protocols.ask import Ask, Speculation, Usage
 from bien.gateway.protocols.events import Events, encode, encode_ids, extension
-from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64
+from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64, top_count
+from bien.gateway.protocols.scores import Score, completion_logprobs
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_TOP = 5  # OpenAI's
 
 
 class CompletionFields(Fields, forbid_unknown_fields=True, kw_only=True):
@@ -24,6 +28,7 @@ class CompletionFields(Fields, forbid_unknown_fields=True, kw_only=True):
     prompt_token_ids_b64: str | None = None
     trace_decode_token_ids: list[int] | None = None
     trace_decode_token_ids_b64: str | None = None
+    logprobs: bool | int | None = None  # 0 to 5 alternatives per token; true means nothing here
     echo: Any = None
     suffix: Any = None
     add_special_tokens: Any = None
@@ -37,7 +42,7 @@ def read(body: bytes) -> Ask:
     fields = decode(body, CompletionFields, _ONLY)
     prompt = _prompt(fields)
     forced = _forced(fields)
-    ask = Ask(prompt=prompt, forced=forced, **common(fields))
+    ask = Ask(prompt=prompt, forced=forced, logprobs=_logprobs(fields), **common(fields))
     if ask.max_tokens is None:
         ask.max_tokens = len(forced) if forced else DEFAULT_MAX_TOKENS
     return ask
@@ -49,13 +54,19 @@ class CompletionAnswer:
     def __init__(self, ask: Ask, id: str, created: int) -> None:
         self.id = id
         self._head = {"id": id, "object": "text_completion", "created": created, "model": ask.model}
-        self._events = Events(ask, self._head, b'"text":', b"", b'"text":""')
+        self._events = Events(ask, self._head, b'"text":', b"", b'"text":""', completion_logprobs)
 
     def opening(self) -> bytes:
         return b""
 
-    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
-        return self._events.piece(text, token_ids, usage)
+    def piece(
+        self,
+        text: str,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        return self._events.piece(text, token_ids, usage, scores)
 
     def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         return self._events.closing(finish, usage, speculation)
@@ -67,11 +78,22 @@ class CompletionAnswer:
         finish: str,
         usage: Usage,
         speculation: Speculation | None = None,
+        scores: list[Score] | None = None,
     ) -> bytes:
+        logprobs = None if scores is None else msgspec.Raw(completion_logprobs(scores))
         ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
-        choice = encode({"index": 0, "text": text, "logprobs": None, "finish_reason": finish})[:-1]
+        choice = encode({"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish})[:-1]
         end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
         return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
+
+
+def _logprobs(fields: CompletionFields) -> int | None:
+    value = fields.logprobs
+    if value is None or value is False:
+        return None
+    if value is True:
+        raise UserError(f"logprobs=true; valid: 0 to {MAX_TOP}, false, null", field="logprobs")
+    return top_count("logprobs", value, MAX_TOP)
 
 
 def _prompt(fields: CompletionFields) -> str | TokenIds:

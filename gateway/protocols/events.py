@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Callable
 
 import msgspec
 
 from bien.gateway.protocols.ask import Ask, Speculation, Usage
+from bien.gateway.protocols.scores import Score
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.encode
@@ -16,8 +18,16 @@ class Events:
     """Chunks of one stream. `before` and `after` enclose the JSON string of a text in a choice."""
 
     def __init__(
-        self, ask: Ask, head: dict[str, object], before: bytes, after: bytes, closing: bytes
+        self,
+        ask: Ask,
+        head: dict[str, object],
+        before: bytes,
+        after: bytes,
+        closing: bytes,
+        written: Callable[[list[Score]], bytes],
     ) -> None:
+        """`written`: log-probabilities as the dialect's JSON."""
+        self._written = written
         start = b"data: " + encode(head)[:-1] + b',"choices":['
         self._continuous = ask.continuous_usage
         self._include = ask.include_usage
@@ -25,11 +35,14 @@ class Events:
         self._end = b',"usage":null}\n\n' if ask.include_usage else b"}\n\n"
         self._start = start
         self._before = start + b'{"index":0,' + before
-        self._after = after + b',"logprobs":null,"finish_reason":null'
+        self._after = after + b',"logprobs":'
         self._closing = b'{"index":0,' + closing + b',"logprobs":null,"finish_reason":'
 
-    def piece(self, text: str, token_ids: bytes | None, usage: Usage | None) -> bytes:
-        out = [self._before, encode(text), self._after]
+    def piece(
+        self, text: str, token_ids: bytes | None, usage: Usage | None, scores: list[Score] | None
+    ) -> bytes:
+        logprobs = b"null" if scores is None else self._written(scores)
+        out = [self._before, encode(text), self._after, logprobs, b',"finish_reason":null']
         if token_ids is not None:
             out += (b',"token_ids":', encode_ids(token_ids))
         out += (b"}]", self._tail(usage))

@@ -60,7 +60,6 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # served with these values only (see ONLY)
     n: int | None = None
     best_of: Any = None
-    logprobs: Any = None
     prompt_logprobs: Any = None
     length_penalty: Any = None
     response_format: Any = None
@@ -80,7 +79,6 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 ONLY: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
     "prompt_logprobs": (),
     "length_penalty": (1,),
     "response_format": ({"type": "text"},),
@@ -154,6 +152,13 @@ def common(fields: Fields) -> dict[str, Any]:
             field="session_id",
         )
     return out
+
+
+def top_count(name: str, value: int, most: int) -> int:
+    """How many alternatives per token; UserError outside 0..most."""
+    if not 0 <= value <= most:
+        raise UserError(f"{name}={value}; valid: 0 to {most}", field=name)
+    return value
 
 
 def token_ids(name: str, ids: Iterable[int]) -> TokenIds:

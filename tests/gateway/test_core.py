@@ -173,6 +173,8 @@ async def test_a_slot_comes_back_after_every_error(make_gateway: MakeGateway) ->
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"min_p": 1.5}, "min_p"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"presence_penalty": float("nan")}, "presence_penalty"),
         ({"frequency_penalty": float("inf")}, "frequency_penalty"),

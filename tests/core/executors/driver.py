@@ -10,6 +10,7 @@ import numpy as np
 
 from bien.core.architectures.registry import read_architecture
 from bien.core.executors.make import make_executor
+from bien.core.logprobs import TokenLogprobs
 from bien.core.plan import ExecutorPlan, NewSequence, StateCopy, TableUpdate, i32
 from bien.core.providers import Context
 from bien.core.request import SamplingParams, TokenIds
@@ -49,6 +50,7 @@ class Driver:
         self.idle = list(range(slots - 1, -1, -1))
         self.logits: dict[int, np.ndarray[Any, Any]] = {}  # slot -> [1 + drafts, V] of the last step
         self.proposed: dict[int, int] = {}
+        self.logprobs: dict[int, TokenLogprobs] = {}  # of the last step
         self.steps = 0
         self._new: list[NewSequence] = []
         self._released: list[int] = []
@@ -146,6 +148,7 @@ class Driver:
 
     def _commit(self, plan: ExecutorPlan, logits: Any, result: Any) -> dict[int, list[int]]:
         gained: dict[int, list[int]] = {}
+        self.logprobs = {int(plan.slots[i]): p for i, p in (result.logprobs or {}).items()}
         self.logits, at, row = {}, 0, 0
         for i, slot in enumerate(plan.slots.tolist()):
             n, drafts = int(result.accepted[i]), int(plan.drafts[i])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -120,6 +121,57 @@ def test_penalties_of_a_draft_count_the_drafts_before_it(folder: Path, right: in
     drawn = [penalised(row, known + drafts[:i], len(PROMPT)) for i, row in enumerate(driver.logits[slot])]
     assert gained == drawn[: 1 + right]
     assert (known + gained + driver.generate(slot, 6))[len(PROMPT) :] == want[: 8 + right]
+
+
+def test_logprobs_are_the_models_and_of_those_who_ask(folder: Path) -> None:
+    driver = exact(folder)
+    asks = [
+        SamplingParams(temperature=0.0, logprobs=2),
+        msgspec.structs.replace(PENAL, temperature=2.0, logprobs=0),
+    ]
+    slots = [driver.add(PROMPT, sampling=s, seed=3) for s in asks]
+    mute = driver.add(PROMPT)
+    driver.step({slots[0]: 4, slots[1]: len(PROMPT), mute: 4})
+    assert driver.logprobs.keys() == {slots[1]}, "a chunk has none"
+    gained = driver.step({slots[0]: len(PROMPT) - 4, mute: len(PROMPT) - 4, slots[1]: 1})
+    assert driver.logprobs.keys() == set(slots)
+    for slot, top in zip(slots, (2, 0), strict=True):
+        law = log_softmax(driver.logits[slot])[0]
+        found = driver.logprobs[slot]
+        assert memoryview(found.chosen).cast("f").tolist() == [np.float32(law[gained[slot][0]])]
+        assert memoryview(found.ids).cast("I").tolist() == np.argsort(-law)[:top].tolist()
+    driver.release(slots[1])
+    again = driver.add(PROMPT)
+    driver.step({again: len(PROMPT)})
+    assert not driver.logprobs
+
+
+@pytest.mark.parametrize("right", range(4))
+def test_logprobs_behind_drafts_are_those_without(folder: Path, right: int) -> None:
+    sampling = SamplingParams(temperature=1.0, logprobs=3)
+    plain = exact(folder)
+    slot = plain.add(PROMPT, sampling=sampling, seed=1)
+    want: list[int] = []
+    values: list[list[float]] = []
+    while len(want) < 6:
+        want += plain.step({slot: len(plain.content[slot]) - plain.computed[slot]})[slot]
+        found = plain.logprobs[slot]
+        values.append([*memoryview(found.chosen).cast("f"), *memoryview(found.values).cast("f")])
+    driver = exact(folder)
+    other, slot = driver.add(PROMPT[::-1]), driver.add(PROMPT, sampling=sampling, seed=1)
+    driver.step({other: len(PROMPT), slot: len(PROMPT)})
+    drafts = want[1 : 1 + right] + [(t + 1) % 90 for t in want[1 + right : 4]]
+    gained = driver.step({other: 1, slot: 1}, {slot: drafts, other: [3, 4]})[slot]
+    assert gained == want[1 : 2 + right]
+    found = driver.logprobs[slot]
+    chosen = np.frombuffer(found.chosen, "<f4").reshape(-1, 1)
+    rows = np.hstack([chosen, np.frombuffer(found.values, "<f4").reshape(-1, 3)])
+    np.testing.assert_allclose(rows, values[1 : 2 + right], atol=1e-6)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def test_an_end_comes_only_behind_min_tokens(folder: Path) -> None:

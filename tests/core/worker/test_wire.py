@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bien.core.errors import BienError, ContextLengthError, UserError
 from bien.core.kv.events import KVEvent
+from bien.core.logprobs import TokenLogprobs
 from bien.core.report import SequenceOutput, StepReport
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.worker.mapping import FrameMaker, RequestMap, error_output
@@ -42,6 +43,7 @@ TO_WORKER = [
 FROM_WORKER = [
     Hello(PROTOCOL, WorkerInfo("w", "g", "fp")),
     StepFrame([Output(1, 2, b"\1\0\0\0\2\0\0\0", "stop")], None, WorkerStats(running=1), 2.5),
+    StepFrame([Output(1, 1, b"\1\0\0\0", logprobs=TokenLogprobs(b"abcd", 1, b"efgh", b"ijkl"))]),
     Snapshot("g", 7, [KVEvent("stored", hashes=bytes(32))]),
     Shutdown("why"),
 ]
@@ -146,6 +148,8 @@ def test_map_knows_whose_request_is_whose() -> None:
         requests.add(1, 5, request)
     outputs = [SequenceOutput(two.id, 1, b"1234", "stop", cached=3), SequenceOutput(one.id, 2, b"12345678")]
     found = requests.outputs([*outputs, SequenceOutput("gone", 1, b"")])
+    scored = SequenceOutput(one.id, 1, b"1234", logprobs=TokenLogprobs(b"abcd"))
+    assert requests.outputs([scored])[1][0].logprobs == TokenLogprobs(b"abcd")
     assert found == {2: [Output(5, 1, b"1234", "stop", 3)], 1: [Output(5, 2, b"12345678")]}
     assert requests.owner(two.id) is None, "finished"
     assert requests.drop(1) == [one.id]
