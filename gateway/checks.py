@@ -11,6 +11,7 @@ from bien.core.errors import ContextLengthError, UserError
 from bien.core.request import GenerateRequest, TokenIds
 from bien.core.worker.messages import WorkerInfo
 
+LEAST_REPETITION = 0.01  # smaller ones would take logits out of float32, and with them the step's others
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's chat: an answer's size is bounded by it
 
 
@@ -31,16 +32,16 @@ def check_parameters(request: GenerateRequest) -> None:
         raise _wrong("min_tokens", s.min_tokens, f"0 to max_tokens ({s.max_tokens})")
     if not 0 <= s.min_p <= 1:
         raise _wrong("min_p", s.min_p, "a number from 0 (off) to 1")
-    if not (math.isfinite(s.repetition_penalty) and s.repetition_penalty > 0):
-        raise _wrong("repetition_penalty", s.repetition_penalty, "a number above 0 (1: off)")
+    if not LEAST_REPETITION <= s.repetition_penalty <= 2:
+        raise _wrong("repetition_penalty", s.repetition_penalty, f"{LEAST_REPETITION} to 2 (1: off)")
     for name in ("presence_penalty", "frequency_penalty"):
-        if not math.isfinite(getattr(s, name)):
-            raise _wrong(name, getattr(s, name), "a finite number")
+        if not -2 <= getattr(s, name) <= 2:
+            raise _wrong(name, getattr(s, name), "-2 to 2")
     if not -1 <= s.logprobs <= MAX_LOGPROBS:
         raise _wrong("logprobs", s.logprobs, f"-1 (none) to {MAX_LOGPROBS}")
     for token, bias in s.logit_bias:
-        if not (math.isfinite(bias) and token >= 0):
-            raise _wrong("logit_bias", f"{bias} for token {token}", "finite numbers for token ids, 0 or more")
+        if not (-100 <= bias <= 100 and token >= 0):
+            raise _wrong("logit_bias", f"{bias} for token {token}", "-100 to 100 for token ids, 0 or more")
     if s.seed is not None and not -(1 << 63) <= s.seed < 1 << 63:
         raise _wrong("seed", s.seed, "a 64-bit integer")
 

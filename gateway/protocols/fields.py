@@ -16,6 +16,7 @@ import msgspec
 
 from bien.core.errors import UserError, nearest
 from bien.core.request import TokenIds
+from bien.gateway.checks import LEAST_REPETITION
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
@@ -49,7 +50,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None  # -2 to 2, for each time in the output
     # extensions shared with other engines
     min_p: float | None = None  # 0 to 1
-    repetition_penalty: float | None = None  # above 0, to 2; for tokens of prompt and output
+    repetition_penalty: float | None = None  # 0.01 to 2, for tokens of prompt and output
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None  # before these no EOS and no stop token is drawn
@@ -126,7 +127,7 @@ def common(fields: Fields) -> dict[str, Any]:
         "presence_penalty": _between("presence_penalty", fields.presence_penalty, -2, 2, 0.0),
         "frequency_penalty": _between("frequency_penalty", fields.frequency_penalty, -2, 2, 0.0),
         "repetition_penalty": _between(
-            "repetition_penalty", fields.repetition_penalty, 0, 2, 1.0, above=True
+            "repetition_penalty", fields.repetition_penalty, LEAST_REPETITION, 2, 1.0
         ),
         "logit_bias": _bias(fields.logit_bias or {}),
         "seed": None if fields.seed is None else fields.seed & ((1 << 63) - 1),

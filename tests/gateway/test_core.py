@@ -176,6 +176,8 @@ async def test_a_slot_comes_back_after_every_error(make_gateway: MakeGateway) ->
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -2}, "logprobs"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"frequency_penalty": 1e300}, "frequency_penalty"),
         ({"presence_penalty": float("nan")}, "presence_penalty"),
         ({"frequency_penalty": float("inf")}, "frequency_penalty"),
         ({"logit_bias": ((3, float("nan")),)}, "logit_bias"),

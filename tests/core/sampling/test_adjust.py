@@ -157,3 +157,25 @@ def test_min_p_of_one_row_is_nothing_to_the_next() -> None:
     mixed = sample_rows(logits, at, at, one, one, at * 0, [0.0, 0.9, 0.0, 1.0, 0.0, 0.0])
     assert mixed[[0, 2, 4, 5]].tolist() == plain[[0, 2, 4, 5]].tolist()
     assert mixed[3] == logits[3].argmax()
+
+
+@pytest.mark.parametrize("repetition", [0.01, 2.0])
+@pytest.mark.parametrize("penalty", [-2.0, 2.0])
+def test_the_ends_of_the_ranges_draw_possible_tokens(repetition: float, penalty: float) -> None:
+    """A token that is not a number would fail the step of all who share it."""
+    s = SamplingParams(
+        repetition_penalty=repetition,
+        presence_penalty=penalty,
+        frequency_penalty=penalty,
+        logit_bias=((2, 100.0), (3, -100.0)),
+    )
+    adjustment = Adjustment.of(s)
+    assert adjustment is not None
+    history = np.repeat(np.arange(6), 50_000)
+    logits = torch.tensor([-torch.inf, 30.0, -30.0, 0.0, 1e4, -torch.inf, 5.0])
+    adjustment.apply(logits, history, 5)
+    assert not logits.isnan().any() and logits.amax().isfinite()
+    u = np.array([0.0, 0.5, 1 - 2.0**-53])
+    one = np.ones(3)
+    tokens = draw(logits.expand(3, -1), u, one * 1e-4, one, np.zeros(3, np.int64), one * 0.1)
+    assert set(tokens.tolist()) <= {1, 2, 3, 4, 6}
