@@ -60,17 +60,15 @@ def draw_run(sessions: Sequence[Timeline]) -> str:
     for timeline in sessions:
         busy = [s for lane in timeline.lanes for s in lane.spans if s.doing not in ("gap", "agents")]
         rows.append((plain(timeline.session), [Span(timeline.start, timeline.end, "gap"), *busy]))
-    return _svg("run", len(rows), lambda figure: _lanes(figure, rows, shorten=False))
+    return _svg("run", len(rows), lambda figure: _lanes(figure, rows))
 
 
-def _lanes(figure: Any, rows: list[tuple[str, list[Span]]], shorten: bool = True) -> None:
+def _lanes(figure: Any, rows: list[tuple[str, list[Span]]]) -> None:
     spans = [s for _, row in rows for s in row]
     axes = figure.add_axes((0.17, 0.36 / figure.get_figheight(), 0.82, 1 - 0.46 / figure.get_figheight()))
     if not spans:
         return
     place = scale(spans)
-    if not shorten:
-        place.times, place.places, place.cut = [place.times[0], place.times[-1]], [0.0, 1.0], []
     for a, b in place.cut:
         axes.axvspan(place.at(a), place.at(b), color="#f1f2f4", lw=0, zorder=0)
     pixels = len(spans) > VECTORS

@@ -19,7 +19,8 @@ from bien.replay.result import Cache, Card, Result, check_folder, read_result
 from bien.replay.turns_file import TurnLine, read_turns, turns_path
 
 SESSIONS = 24  # drawn one by one
-ROWS = 80  # lanes of one drawing
+SHOWN = 48  # in the drawing of all
+ROWS = 80  # lanes of one session
 PERCENTILES = Distribution.__struct_fields__
 KEY = {
     "ttft": "sent, no token yet (queue and prefill: TTFT)",
@@ -101,7 +102,7 @@ def share(value: float | None) -> str:
 def _drawings(result: Result, turns: Sequence[TurnLine] | None) -> dict[str, Any]:
     sessions = timelines(turns or ())
     chosen = sorted(sessions, key=lambda t: (-(len(t.lanes) > 1), -t.turns))[:SESSIONS]
-    drawn = sessions[:ROWS]
+    drawn = sessions[:SHOWN]
     return {
         "run": figures.draw_run(drawn) if drawn else "",
         "sessions_drawn": len(drawn),
