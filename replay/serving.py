@@ -12,18 +12,25 @@ from bien.replay.display import Display
 from bien.replay.run import new_loop
 from bien.replay.stack import Stack
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def run_server(deployment: Deployment) -> int:
     """0 after SIGINT or SIGTERM: answers under way get `gateway.drain_seconds` to end; a second signal ends
     them at once. Raises what `Stack.start` raises; nothing is left running."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_serve(deployment))
+    before = {name: signal.getsignal(name) for name in SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(_serve(deployment))
+    finally:  # a loop that closes leaves handlers of its own behind
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 async def _serve(deployment: Deployment) -> int:
     loop = asyncio.get_running_loop()
     signals = asyncio.Semaphore(0)
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in SIGNALS:
         loop.add_signal_handler(name, signals.release)
     with Display(WallClock()) as display:
         starting = asyncio.create_task(Stack.start(deployment, display.step))
