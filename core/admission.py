@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from bien.core.clock import Clock
 from bien.core.errors import ContextLengthError, PluginFault
 from bien.core.kv.cache import KVCache
@@ -215,6 +217,8 @@ class Admission:
 
     def _attach(self, s: Sequence) -> bool:
         limit = (s.length - 1) // self._block  # at least one token must be computed
+        if s.unscored:  # what a cache holds has no logits
+            limit = s.scored // self._block
         hashes = self._owner.chain(s, limit)
         match = self._cache.match(hashes)
         wanted = self._tier.usable(hashes, match, s.skip_store)
@@ -261,13 +265,15 @@ class Admission:
         s.committed = blocks
         if s.first_token < 0 and s.preemptions == 0:
             s.cached = s.computed
-        request = s.request
+        request, sampling = s.request, s.request.sampling
+        if sampling.prompt_logprobs >= 0 and not s.unscored:  # known since before a preemption
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
         self._new.append(
             NewSequence(
                 slot=s.slot,
                 tokens=s.content.prompt(),
                 prompt_tokens=s.prompt_tokens,
-                sampling=request.sampling,
+                sampling=sampling,
                 seed=s.seed,
                 forced=request.forced,
                 ends=self._ends(request.sampling),

@@ -190,6 +190,8 @@ class Engine:
             tokens = b"" if ids is None else ids[ends[i] : ends[i + 1]].tobytes()
             drafts = proposed[i] if proposed else 0
             logprobs = result.logprobs.get(i) if result.logprobs else None
+            if result.prompt_logprobs and i in result.prompt_logprobs:
+                flight.items[i].sequence.score(flight.items[i].start, result.prompt_logprobs[i])
             self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report, logprobs)
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps

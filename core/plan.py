@@ -132,3 +132,5 @@ class StepResult:
     proposed: I32 | None = None
     seconds: float = 0.0  # forward + sample, by the executor's clock
     logprobs: dict[int, TokenLogprobs] | None = None  # by row, of its accepted tokens, where asked for
+    # By row, of the prompt's tokens that its positions predict: the tokens from starts[i] + 1 on.
+    prompt_logprobs: dict[int, TokenLogprobs] | None = None

@@ -23,6 +23,7 @@ class SequenceOutput:
     error: str = ""
     error_code: str = ""  # of the BienError's class, with finish "error"
     logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt's second to last token, on the first output
 
 
 @dataclass(slots=True)

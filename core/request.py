@@ -135,6 +135,8 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, frozen=True):
     repetition_penalty: float = 1.0  # 1 = off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     logprobs: int = -1  # k: log-probabilities of each output token and of the k likeliest; -1 = none
+    choice: int = 0  # which of a request's answers this is: answers of one seed draw independently
+    prompt_logprobs: int = -1  # the same of the prompt's tokens; its cached prefix is computed again
 
 
 class GenerateRequest(msgspec.Struct, array_like=True, gc=False):

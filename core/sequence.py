@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from bien.core.content import Content
+from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Sequence:
     reserved: int = 0  # positions that have blocks in every paged group
     rolling: dict[int, tuple[int, int]] = field(default_factory=dict)  # STATE group: (position, block)
     skip_store: bool = False  # a load failed: recompute instead
+    scored: int = 0  # leading positions whose log-probabilities, those of the tokens after them, are known
+    scores: list[TokenLogprobs] = field(default_factory=list)  # these, until the first output takes them
 
     @property
     def prompt_tokens(self) -> int:
@@ -73,6 +76,18 @@ class Sequence:
     @property
     def loading(self) -> bool:
         return self.status is Status.LOADING
+
+    @property
+    def unscored(self) -> bool:
+        """Whether it waits for log-probabilities of its prompt, for which positions must be computed."""
+        return self.request.sampling.prompt_logprobs >= 0 and self.scored < self.prompt_tokens - 1
+
+    def score(self, start: int, logprobs: TokenLogprobs) -> None:
+        """A step has computed positions from `start` on; after a preemption some were known already."""
+        new = logprobs.behind(self.scored - start)
+        if len(new):
+            self.scores.append(new)
+            self.scored += len(new)
 
     @property
     def pending(self) -> int:

@@ -126,6 +126,8 @@ class Settlement:
         if s.first_token < 0:
             s.first_token = self._owner.clock.time()
             out.cached = s.cached
+            if s.scores:
+                out.prompt_logprobs, s.scores = TokenLogprobs.joined(s.scores), []
             self._stats.cached_tokens += s.cached
             self._stats.prompt_tokens += s.prompt_tokens
         if out.finish is not None:

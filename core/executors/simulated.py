@@ -85,7 +85,8 @@ class SimulatedExecutor:
         at = position - new.prompt_tokens
         if isinstance(new.forced, TokenIds) and at < len(new.forced):
             return new.forced.slice(at, at + 1).ids()[0]
-        return random.Random(f"{new.seed}/{position}").randrange(self._vocab)
+        choice = f"/{new.sampling.choice}" if new.sampling.choice else ""
+        return random.Random(f"{new.seed}/{position}{choice}").randrange(self._vocab)
 
     def close(self) -> None:
         self._slots.clear()

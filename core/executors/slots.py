@@ -21,12 +21,14 @@ class Slots:
         self.lengths: I32 = np.zeros(slots, np.int32)  # known tokens
         self.prompts: I32 = np.zeros(slots, np.int32)  # of them: the original prompt
         self.seeds: NDArray[np.uint64] = np.zeros(slots, np.uint64)
+        self.choices: NDArray[np.uint64] = np.zeros(slots, np.uint64)
         self.temperature = np.zeros(slots)
         self.top_p = np.ones(slots)
         self.top_k: NDArray[np.int64] = np.zeros(slots, np.int64)
         self.min_p = np.zeros(slots)
         self.adjustments: dict[int, Adjustment] = {}  # of the slots that ask for any
         self.logprobs: dict[int, int] = {}  # of the slots that ask: alternatives per token
+        self.prompt_logprobs: dict[int, int] = {}  # the same of the prompt's
         self.max_drafts: I32 = np.zeros(slots, np.int32)
         self.forced: dict[int, NDArray[np.int64]] = {}  # slot -> recorded continuation
         self.tables: tuple[I32, ...] = tuple(
@@ -40,6 +42,7 @@ class Slots:
             self.forced.pop(slot, None)
             self.adjustments.pop(slot, None)
             self.logprobs.pop(slot, None)
+            self.prompt_logprobs.pop(slot, None)
         for new in plan.new:
             self._enter(new)
         for table, update in zip(self.tables, plan.tables, strict=False):
@@ -59,12 +62,16 @@ class Slots:
         self.tokens[slot, :n] = ids(new.tokens)
         self.lengths[slot], self.prompts[slot] = n, new.prompt_tokens
         self.seeds[slot] = np.uint64(new.seed & 0xFFFFFFFFFFFFFFFF)
+        self.choices[slot] = new.sampling.choice
         self.temperature[slot] = new.sampling.temperature
         self.top_p[slot], self.top_k[slot] = new.sampling.top_p, new.sampling.top_k
         self.min_p[slot] = new.sampling.min_p
         self.logprobs.pop(slot, None)
         if new.sampling.logprobs >= 0:
             self.logprobs[slot] = new.sampling.logprobs
+        self.prompt_logprobs.pop(slot, None)
+        if new.sampling.prompt_logprobs >= 0:
+            self.prompt_logprobs[slot] = new.sampling.prompt_logprobs
         self.adjustments.pop(slot, None)
         adjustment = Adjustment.of(new.sampling, new.ends)
         if adjustment is not None:

@@ -23,7 +23,7 @@ from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.logprobs import TokenLogprobs
 from bien.core.models.registry import CausalModel
 from bien.core.plan import I32, ExecutorPlan, StateCopy, StepResult
-from bien.core.sampling.logprobs import token_logprobs
+from bien.core.sampling.logprobs import sliced_logprobs, token_logprobs
 from bien.core.sampling.sampler import sample_rows
 from bien.core.sampling.verify import verify_rows
 from bien.core.speculation.speculator import DeviceSpeculator
@@ -37,6 +37,7 @@ class Step:
     rows: Rows
     logits: Tensor  # [R, V] of the rows that yield tokens
     began: float
+    scores: dict[int, TokenLogprobs] | None = None  # by row, of prompt tokens, where asked for
 
 
 class TorchExecutor:
@@ -102,11 +103,12 @@ class TorchExecutor:
         hidden, taps = self.model.forward(tokens, rows, self._taps)
         if self.drafter is not None:
             self._guard.call(partial(self.drafter.absorb, rows, taps), None)
+        scores = self._prompt_logprobs(plan, rows, hidden) if self.slots.prompt_logprobs else None
         wanted = _yielding(plan, rows)
         if len(wanted) != rows.tokens:
             hidden = hidden.index_select(0, torch.from_numpy(wanted).to(self.device))
         logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
-        return Step(plan, rows, logits, began)
+        return Step(plan, rows, logits, began, scores)
 
     @torch.inference_mode()
     def sample(self, handle: Step, masks: Tensor | None = None) -> Future[StepResult]:
@@ -121,7 +123,8 @@ class TorchExecutor:
         proposed = self._propose(plan) if self.drafter is not None else None
         done: Future[StepResult] = Future()
         seconds = self._clock.time() - handle.began
-        done.set_result(StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs))
+        result = StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs, handle.scores)
+        done.set_result(result)
         return done
 
     def close(self) -> None:
@@ -148,6 +151,7 @@ class TorchExecutor:
             state.top_p[slot],
             state.top_k[slot],
             state.min_p[slot],
+            state.choices[slot],
         )
         drafts = np.zeros(0, np.int32)
         if plan.drafts.any():
@@ -183,6 +187,18 @@ class TorchExecutor:
             if top is not None and gained:
                 logits = handle.logits[rows[i] : rows[i] + gained]
                 out[i] = token_logprobs(logits, tokens[ends[i] - gained : ends[i]], top)
+        return out
+
+    def _prompt_logprobs(self, plan: ExecutorPlan, rows: Rows, hidden: Tensor) -> dict[int, TokenLogprobs]:
+        state, out = self.slots, {}
+        for i, slot in enumerate(plan.slots.tolist()):
+            top, start = state.prompt_logprobs.get(slot), int(plan.starts[i])
+            # The position before a token predicts it; what the prompt's last one predicts is output.
+            count = min(int(plan.counts[i]), int(state.prompts[slot]) - 1 - start)
+            if top is not None and count > 0:
+                first = int(rows.offsets[i])
+                tokens = state.tokens[slot, start + 1 : start + 1 + count].astype(np.int32)
+                out[i] = sliced_logprobs(hidden[first : first + count], self.model.head, tokens, top)
         return out
 
     def _restore(self, copy: StateCopy) -> None:

@@ -47,14 +47,14 @@ def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tupl
 
 
 def uniforms(
-    seeds: ArrayLike, positions: ArrayLike, *, choice: int = 0, purpose: int = Purpose.TARGET
+    seeds: ArrayLike, positions: ArrayLike, *, choice: ArrayLike = 0, purpose: int = Purpose.TARGET
 ) -> NDArray[np.float64]:
-    """One float64 in [0, 1) per (seed, position), with all 53 bits random."""
-    seed, position = np.broadcast_arrays(as_u64(seeds), as_u64(positions))
+    """One float64 in [0, 1) per (seed, choice, position), with all 53 bits random. A choice has 32 bits."""
+    seed, position, chosen = np.broadcast_arrays(as_u64(seeds), as_u64(positions), as_u64(choice))
     counter = (
         position & _LOW,
         position >> _SHIFT,
-        np.full_like(position, choice),
+        chosen & _LOW,
         np.full_like(position, purpose),
     )
     high, low, _, _ = philox4x32(counter, (seed & _LOW, seed >> _SHIFT))

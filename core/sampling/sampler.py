@@ -29,19 +29,21 @@ def sample_rows(
     top_p: ArrayLike,
     top_k: ArrayLike,
     min_p: ArrayLike | None = None,
+    choices: ArrayLike = 0,
 ) -> Tensor:
     """Draw one token per row.
 
     logits: [R, V], float; -inf forbids a token. The rest: [R] on the host. seeds: 64-bit. positions: of
     the token to draw, any numbering that is stable for a request. temperature: below `COLDEST` is greedy (the
-    lowest index of equal maxima). top_p >= 1, top_k <= 0 and min_p = 0 are off. Returns [R] int64 on the
-    logits' device.
+    lowest index of equal maxima). top_p >= 1, top_k <= 0 and min_p = 0 are off. choices: which of a
+    request's answers a row belongs to. Returns [R] int64 on the logits' device.
     """
     tokens = _greedy(logits)
     heat = np.asarray(temperature, np.float64)
     rows = np.flatnonzero(heat >= COLDEST)
     if len(rows):
-        u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows])
+        choice = np.broadcast_to(choices, heat.shape)[rows]
+        u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows], choice=choice)
         index = torch.from_numpy(rows).to(logits.device)
         tokens[index] = draw(
             logits[index],

@@ -127,4 +127,5 @@ def _output(rid: int, output: SequenceOutput) -> Output:
         accepted=output.accepted,
         rounds=output.rounds,
         logprobs=output.logprobs,
+        prompt_logprobs=output.prompt_logprobs,
     )

@@ -79,6 +79,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     rounds: int = 0
     error_field: str = ""  # the request's field that is wrong, where one is
     logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt's second to last token, on the first output
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):
