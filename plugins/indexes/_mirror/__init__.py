@@ -1,4 +1,4 @@
-"""The memory index: a mirror of every worker's cached blocks, fed by their events.
+"""`Mirror`: every worker's cached blocks in this process, fed by their events; what indexes have in common.
 
 Per engine (worker, dp_rank) and KV group it keeps the block hashes that some tier holds. Groups of
 every position (full attention and its like) are prefix-closed, so their depth in a chain is found by
@@ -9,17 +9,25 @@ at which each of them holds, as the engine's own pools do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
-from bien.core.api import Clock, Context, EventBatch, KVEvent, NoParameters, Provider, hookimpl
+from bien.core.api import Clock, EventBatch, KVEvent
 from bien.gateway.api import WorkerInfo
-from bien.plugins.indexes.memory.engine import Engine, Prediction
-from bien.plugins.indexes.memory.groups import Chain
+from bien.plugins.indexes._mirror.engine import Engine, Prediction
+from bien.plugins.indexes._mirror.groups import Chain
 
 MAX_PREDICTIONS = 1024  # per engine; the oldest go first
 
 
-class MemoryIndex:
+class Position(NamedTuple):
+    """How far a mirror has come in the events of one (worker, dp_rank)."""
+
+    generation: str
+    seq: int
+    lost: bool  # a batch is missing
+
+
+class Mirror:
     """A `KVIndex` in this process."""
 
     def __init__(self, clock: Clock) -> None:
@@ -83,21 +91,10 @@ class MemoryIndex:
             out.append(engine.predicted(chain, engine.usable(chain), now) if engine else 0)
         return out
 
+    def position(self, worker: str, dp_rank: int) -> Position | None:
+        """None: it has not joined."""
+        engine = self._engines.get((worker, dp_rank))
+        return None if engine is None else Position(engine.generation, engine.seq, engine.lost)
+
     def close(self) -> None:
         self._engines.clear()
-
-
-@hookimpl
-def bien_providers() -> Iterable[Provider]:
-    return [
-        Provider(
-            "kv_index",
-            "memory",
-            _build,
-            summary="mirror of every worker's blocks in this process, fed by KV events",
-        )
-    ]
-
-
-def _build(config: NoParameters, ctx: Context) -> MemoryIndex:
-    return MemoryIndex(ctx.clock)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bien.core.api import HASH_BYTES, GroupKind, KVEvent
 from bien.gateway.api import WorkerInfo
-from bien.plugins.indexes.memory.groups import Chain, Everywhere, Somewhere
+from bien.plugins.indexes._mirror.groups import Chain, Everywhere, Somewhere
 
 
 class Prediction:
