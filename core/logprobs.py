@@ -42,5 +42,9 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
         a, b = 4 * start, 4 * stop
         top = self.top
         return TokenLogprobs(
-            self.chosen[a:b], top, self.ids[a * top : b * top], self.values[a * top : b * top], self.ranks[a:b]
+            self.chosen[a:b],
+            top,
+            self.ids[a * top : b * top],
+            self.values[a * top : b * top],
+            self.ranks[a:b],
         )

@@ -30,9 +30,7 @@ def token_logprobs(logits: Tensor, tokens: I32, top: int, *, ranks: bool = False
     return out
 
 
-def sliced_logprobs(
-    hidden: Tensor, head: Callable[[Tensor], Tensor], tokens: I32, top: int
-) -> TokenLogprobs:
+def sliced_logprobs(hidden: Tensor, head: Callable[[Tensor], Tensor], tokens: I32, top: int) -> TokenLogprobs:
     """Of a prompt's tokens [N >= 1], with ranks. hidden: [N, H] of the positions before them. head: hidden
     states to logits."""
     parts = [
