@@ -30,6 +30,7 @@ from bien.core.kv.events import EventBatch, KVEvent
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.store import KVStore, Transfer
+from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.strategy import Mesh, ParallelStrategy, Point
 from bien.core.plan import ExecutorPlan, NewSequence, PlanItem, StateCopy, StepPlan, StepResult, TableUpdate
 from bien.core.providers import API, KINDS, Context, NoParameters, Provider
@@ -55,6 +56,7 @@ __all__ = [
     "BlockIO",
     "BlockRuns",
     "Clock",
+    "Communicator",
     "Context",
     "ContextLengthError",
     "DeploymentError",

@@ -45,6 +45,13 @@ class Guard:
         log.error("%s failed and is left out from now on: %s", self._name, what, exc_info=error)
 
 
+class StrictGuard(Guard):
+    """Lets a plugin's failures through."""
+
+    def call(self, act: Callable[[], T], otherwise: T) -> T:
+        return act()
+
+
 class GuardedScheduler:
     """A `Scheduler` whose faults are PluginFaults where a request can be told, and log lines elsewhere."""
 

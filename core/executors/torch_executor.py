@@ -17,7 +17,7 @@ from bien.core.errors import PluginFault, ResourceError
 from bien.core.executors.pools import Pool, PoolIO, available_bytes
 from bien.core.executors.rows import Rows
 from bien.core.executors.slots import Slots
-from bien.core.guarded import Guard
+from bien.core.guarded import Guard, StrictGuard
 from bien.core.kernels.base import Kernels
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.logprobs import TokenLogprobs
@@ -51,8 +51,11 @@ class TorchExecutor:
         device: torch.device,
         clock: Clock,
         drafter: DeviceSpeculator | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
-        """`groups`: the model's, then the drafter's own (kind DRAFT)."""
+        """`groups`: the model's, then the drafter's own (kind DRAFT). `strict`: a drafter that fails is not
+        left out but fails the step (ranks must not differ in what they leave out)."""
         self.model, self.groups, self.kernels, self.device = model, groups, kernels, device
         self.drafter, self._clock = drafter, clock
         self._taps = frozenset(drafter.caps.taps) if drafter else frozenset()
@@ -60,7 +63,7 @@ class TorchExecutor:
         self.pools: tuple[Pool, ...] = ()
         self.io = PoolIO(())
         self.slots = Slots((), 0, 0)
-        self._guard = Guard("speculator", drafter)
+        self._guard = (StrictGuard if strict else Guard)("speculator", drafter)
         self._vocab = 0  # known from the first logits on
         if drafter is not None:
             drafter.load(model, self._drafting)
@@ -108,24 +111,83 @@ class TorchExecutor:
         if len(wanted) != rows.tokens:
             hidden = hidden.index_select(0, torch.from_numpy(wanted).to(self.device))
         logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
+        if len(wanted):
+            self._vocab = logits.shape[1]
         return Step(plan, rows, logits, began, scores)
 
     @torch.inference_mode()
     def sample(self, handle: Step, masks: Tensor | None = None) -> Future[StepResult]:
         """`masks`: [R, V] bool, True where a token is allowed, R = yielding rows."""
-        plan, rows = handle.plan, handle.rows
-        accepted, tokens = self._verify(handle, masks)
-        logprobs = self._logprobs(handle, accepted, tokens) if self.slots.logprobs else None
-        self.slots.extend(plan.slots, accepted, tokens)
-        self._settle(plan, rows, accepted)
-        for copy in plan.snapshots:
-            self._snapshot(copy, plan, rows, accepted)
-        proposed = self._propose(plan) if self.drafter is not None else None
+        plan = handle.plan
+        accepted, tokens, logprobs = self.judge(handle, masks)
+        self.commit(handle, accepted, tokens)
+        proposed = self.draft_limits(plan)
+        if proposed is not None:
+            proposed = self.draft(plan.slots, proposed)
         done: Future[StepResult] = Future()
         seconds = self._clock.time() - handle.began
         result = StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs, handle.scores)
         done.set_result(result)
         return done
+
+    # The parts of `sample`, for executors of several ranks.
+
+    @torch.inference_mode()
+    def judge(
+        self, handle: Step, masks: Tensor | None = None
+    ) -> tuple[I32, I32, dict[int, TokenLogprobs] | None]:
+        """(accepted, tokens, logprobs) of a `StepResult`: reads the logits, changes nothing."""
+        accepted, tokens = self._verify(handle, masks)
+        logprobs = self._logprobs(handle, accepted, tokens) if self.slots.logprobs else None
+        return accepted, tokens, logprobs
+
+    @torch.inference_mode()
+    def commit(self, handle: Step, accepted: I32, tokens: I32) -> None:
+        """Take over what a step yielded: tokens, settled states, snapshots."""
+        self.slots.extend(handle.plan.slots, accepted, tokens)
+        self._settle(handle.plan, handle.rows, accepted)
+        for copy in handle.plan.snapshots:
+            self._snapshot(copy, handle.plan, handle.rows, accepted)
+
+    def draft_limits(self, plan: ExecutorPlan) -> I32 | None:
+        """How many tokens the device drafter may draft for each row now; None without one."""
+        if self.drafter is None:
+            return None
+        state = self.slots
+        limits = np.minimum(state.max_drafts[plan.slots], self.drafter.caps.max_drafts) * plan.samples
+        for i in np.flatnonzero(limits).tolist():
+            slot = int(plan.slots[i])
+            # The drafter writes its KV at the last known position and behind it: only where blocks are.
+            limits[i] = max(0, min(limits[i], *(state.room(g, slot) + 1 for g in self._drafting)))
+        return limits.astype(np.int32)
+
+    @torch.inference_mode()
+    def draft(self, slots: I32, limits: I32) -> I32:
+        """Let the device drafter put `limits[i]` tokens behind those of slots[i]; how many it did."""
+        proposed = np.zeros(len(slots), np.int32)
+        chosen = np.flatnonzero(limits)
+        if not len(chosen) or self._guard.broken:
+            return proposed
+        state, slots = self.slots, slots[chosen]
+        ones = np.ones(len(chosen), np.int32)
+        rows = Rows(
+            self.pools,
+            state.tables,
+            slots,
+            (state.lengths[slots] - 1).astype(np.int32),
+            ones,
+            np.zeros_like(ones),
+            self.kernels,
+            self.device,
+        )
+        last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
+        drafts = self._guard.call(partial(self._drafts, rows, last, int(limits.max())), None)
+        if drafts is None:
+            return proposed
+        for slot, tokens, limit in zip(slots.tolist(), drafts, limits[chosen].tolist(), strict=True):
+            state.draft(slot, tokens[:limit])
+        proposed[chosen] = limits[chosen]
+        return proposed
 
     def close(self) -> None:
         if self.drafter is not None:
@@ -138,7 +200,6 @@ class TorchExecutor:
             return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32)
         if masks is not None:
             logits = logits.masked_fill(~masks, float("-inf"))
-        self._vocab = logits.shape[1]
         each = (1 + plan.drafts) * plan.samples
         slot = np.repeat(plan.slots, each)
         positions = rows.host_positions[_yielding(plan, rows)] + 1  # of the tokens that are drawn
@@ -233,39 +294,6 @@ class TorchExecutor:
         elif behind < int(accepted[i]):
             first = int(rows.keep[:i].sum())
             data[:, copy.dst].copy_(rows.kept[copy.group][:, first + behind])
-
-    def _propose(self, plan: ExecutorPlan) -> I32:
-        assert self.drafter is not None
-        proposed = np.zeros(plan.rows, np.int32)
-        state = self.slots
-        limits = np.minimum(state.max_drafts[plan.slots], self.drafter.caps.max_drafts) * plan.samples
-        for i in np.flatnonzero(limits).tolist():
-            slot = int(plan.slots[i])
-            # The drafter writes its KV at the last known position and behind it: only where blocks are.
-            limits[i] = max(0, min(limits[i], *(state.room(g, slot) + 1 for g in self._drafting)))
-        chosen = np.flatnonzero(limits)
-        if not len(chosen) or self._guard.broken:
-            return proposed
-        slots = plan.slots[chosen]
-        ones = np.ones(len(chosen), np.int32)
-        rows = Rows(
-            self.pools,
-            state.tables,
-            slots,
-            (state.lengths[slots] - 1).astype(np.int32),
-            ones,
-            np.zeros_like(ones),
-            self.kernels,
-            self.device,
-        )
-        last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
-        drafts = self._guard.call(partial(self._drafts, rows, last, int(limits.max())), None)
-        if drafts is None:
-            return proposed
-        for slot, tokens, limit in zip(slots.tolist(), drafts, limits[chosen].tolist(), strict=True):
-            state.draft(slot, tokens[:limit])
-        proposed[chosen] = limits[chosen]
-        return proposed
 
     def _drafts(self, rows: Rows, last: Tensor, limit: int) -> I32:
         assert self.drafter is not None

@@ -72,7 +72,6 @@ class Attention:
         self.layer, self.kernels, self.collect = layer, parts.kernels, parts.strategy.collect
         d = self.head_dim = a.head_dim
         self.kv_heads = len(parts.strategy.kv_shard(a.kv_heads))
-        self.heads = self.kv_heads * (a.heads // a.kv_heads)
         self.scale = d**-0.5
         self.rotary = rotary(a, parts)
 
@@ -83,6 +82,7 @@ class Attention:
 
         bias = bool(a.config.get("attention_bias"))
         q, k, v = (load(f"{n}_proj.weight") for n in "qkv")
+        self.heads = len(q) // d
         fused = torch.cat([paired(q, d), paired(k, d), v])
         fused_bias = None
         if bias:
@@ -90,7 +90,7 @@ class Attention:
             fused_bias = torch.cat([paired(q, d), paired(k, d), v])
         make = parts.quantizer.linear
         self.qkv = make(prefix + "qkv_proj", fused, fused_bias)
-        self.out = make(prefix + "o_proj", load("o_proj.weight"), load("o_proj.bias") if bias else None)
+        self.out = make(prefix + "o_proj", load("o_proj.weight"), _own(load("o_proj.bias")) if bias else None)
         self.norm: Tensor | None = None
         if a.config.get("qk_norm"):
             q, k = paired(load("q_norm.weight"), d), paired(load("k_norm.weight"), d)
@@ -136,11 +136,16 @@ class FeedForward:
         fused = torch.cat([load("gate_proj.weight"), load("up_proj.weight")])
         fused_bias = torch.cat([load("gate_proj.bias"), load("up_proj.bias")]) if bias else None
         self.gate_up = make(prefix + "gate_up_proj", fused, fused_bias)
-        down_bias = load("down_proj.bias") if bias else None
+        down_bias = _own(load("down_proj.bias")) if bias else None
         self.down = make(prefix + "down_proj", load("down_proj.weight"), down_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.collect(self.down(self.kernels.silu_mul(self.gate_up(x))), "mlp_out")
+
+
+def _own(bias: Tensor) -> Tensor | None:
+    # Added before the sum over ranks, so only one of them holds it.
+    return bias if len(bias) else None
 
 
 _ROTARY_KEY = "rotary"

@@ -44,11 +44,14 @@ class Llama:
     def __init__(self, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
         self.kernels, self.collect = parts.kernels, parts.strategy.collect
         self.eps = float(a.config["rms_norm_eps"])
-        self.embedding = source.take("model.embed_tokens.weight")
+        self.embedding = self._words("model.embed_tokens.weight", source, parts)
+        self.whole = len(self.embedding) == a.vocab_size
+        cut = parts.strategy.shard("model.embed_tokens.weight", (a.vocab_size, a.hidden_size))
+        self.first = cut[0].start or 0  # of the words that this rank holds
         self.layers = [self.make_layer(i, a, source, parts) for i in range(a.layers)]
         self.norm = source.take("model.norm.weight")
         tied = a.config["tie_word_embeddings"]
-        head = self.embedding if tied else source.take("lm_head.weight")
+        head = self.embedding if tied else self._words("lm_head.weight", source, parts)
         self.output = parts.quantizer.linear("lm_head", head, None)
 
     def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
@@ -86,7 +89,16 @@ class Llama:
         return shapes
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.collect(F.embedding(tokens, self.embedding), "embed")
+        if self.whole:
+            return self.collect(F.embedding(tokens, self.embedding), "embed")
+        local = tokens - self.first
+        foreign = (local < 0) | (local >= len(self.embedding))
+        words = F.embedding(local.masked_fill_(foreign, 0), self.embedding)
+        return self.collect(words.masked_fill_(foreign[:, None], 0), "embed")
+
+    @staticmethod
+    def _words(name: str, source: Checkpoint, parts: ModelParts) -> Tensor:
+        return source.take(name, parts.strategy.shard(name, source.shape(name)))
 
     def forward(
         self, tokens: Tensor, rows: Rows, wanted: Collection[Tap] = ()

@@ -9,6 +9,8 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bien.core.parallel.communicator import Communicator
+
 Point = Literal["embed", "attention_out", "mlp_out", "logits"]
 
 
@@ -27,16 +29,22 @@ class Mesh(msgspec.Struct, frozen=True):
 
 
 class ParallelStrategy(Protocol):
-    """One instance per rank."""
+    """One instance per rank. Where there is more than one, `connect` is called once, after `mesh` and before
+    all else; a simulated engine asks for the mesh only."""
 
     rank: int
 
     def mesh(self, world: int) -> Mesh:
-        """The mesh for `world` ranks; UserError naming legal sizes when it has none."""
+        """The mesh for `world` ranks; UserError naming legal sizes when it has none. Starts nothing."""
+        ...
+
+    def connect(self, communicator: Communicator) -> None:
+        """This instance is rank `communicator.rank` of its world. The caller closes the communicator."""
         ...
 
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """The slices of parameter `name` that this rank loads (the whole of it: full slices)."""
+        """The slices of parameter `name` that this rank loads (the whole of it: full slices). A bias that
+        is added before a sum over ranks is whole on one of them and empty on the others."""
         ...
 
     def kv_shard(self, heads: int) -> range:
@@ -44,7 +52,7 @@ class ParallelStrategy(Protocol):
         ...
 
     def collect(self, x: Tensor, point: Point) -> Tensor:
-        """The collective at a named point of the model."""
+        """The collective at a named point of the model. `x` may be overwritten."""
         ...
 
     def agree(self, header: int) -> int:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from bien.core.api import Context, Mesh, NoParameters, ParallelStrategy, Point, Provider, UserError, hookimpl
+from bien.core.api import (
+    Communicator,
+    Context,
+    Mesh,
+    NoParameters,
+    ParallelStrategy,
+    Point,
+    Provider,
+    UserError,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +30,9 @@ class Single:
         if world != 1:
             raise UserError(f"strategy 'single' runs on 1 device, not on {world}; valid: devices = 1")
         return Mesh()
+
+    def connect(self, communicator: Communicator) -> None:
+        self.mesh(communicator.world)
 
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return tuple(slice(0, n) for n in shape)
