@@ -23,7 +23,13 @@ class Stream:
     """Iterate over it once: `Output`s with `count` tokens, their `tokens` bytes (empty in simulation) and,
     on the last one, `finish`. Raises what ended it otherwise. All counts are of the latest placement."""
 
-    def __init__(self, request: GenerateRequest, arrival: float, recover: Recover) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        arrival: float,
+        recover: Recover,
+        restart: Callable[[], None] | None = None,
+    ) -> None:
         self.request = request
         self.route = RouteRequest(
             request.id,
@@ -50,10 +56,12 @@ class Stream:
         self.output_tokens = 0
         self.finish: str | None = None
         self.lost = ""  # why its worker died, until it is placed again
-        self.streamed = False  # whether its consumer has had anything; written here
+        self.streamed = False  # whether its consumer has had anything that stays; written here
         self._outputs: deque[Output] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._recover = recover
+        self._restart = restart
+        self._given = False  # whether its consumer has had anything of this placement
 
     @property
     def prompt_tokens(self) -> int:
@@ -88,12 +96,16 @@ class Stream:
                 output = self._outputs.popleft()
                 if output.finish == "error":
                     raise failure(output)
-                self.streamed = True
+                self._given = True
+                self.streamed = self._restart is None
                 return output
             if self.finish is not None:
                 raise StopAsyncIteration
             if self.lost:
                 await self._recover(self)
+                if self._given and self._restart is not None:
+                    self._given = False
+                    self._restart()
                 continue
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

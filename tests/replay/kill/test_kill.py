@@ -1,0 +1,128 @@
+"""Workers that die by SIGKILL in the middle of everything: nobody is left waiting, nothing is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.replay.kill.asking import Answer, Question, check, draw
+from tests.replay.kill.points import OF_A_REPLACEMENT, Point, order
+from tests.replay.kill.rig import Rig, rig
+from tests.replay.kill.worker import BLOCK
+
+SOME, ALL = 2, 20  # times per point: always, and in the full run
+LONG = 20_000  # tokens: its ids travel in parts
+SMALL_POOL = 4096  # tokens
+SEEN = (Point.STREAMING, Point.DECODING, Point.FINISHING)  # by the client of a stream: a part of it
+POINTS = pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+
+
+@POINTS
+async def test_a_worker_dies(tmp_path: Path, point: Point) -> None:
+    await die(tmp_path, point, SOME)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@POINTS
+async def test_a_worker_dies_many_times(tmp_path: Path, point: Point) -> None:
+    await die(tmp_path, point, ALL)
+
+
+async def die(folder: Path, point: Point, times: int) -> None:
+    """Half of the times there is another worker; without one, requests wait for the replacement."""
+    await asyncio.gather(*(_die(folder / str(n), point, n, times // 2) for n in (1, 2)))
+
+
+async def _die(folder: Path, point: Point, workers: int, times: int) -> None:
+    loading = point is Point.LOADING
+    more: dict[str, Any] = {"kv_tokens": SMALL_POOL, "store": True} if loading else {}
+    async with rig(folder, workers, **more) as made:
+        for n in range(times):
+            await once(made, point, Random(f"{point.value} {workers} {n}"), n)
+
+
+async def once(rig: Rig, point: Point, rng: Random, n: int) -> None:
+    deaths, deaths_met, replaced = len(rig.died), rig.gateway.totals.deaths, rig.gateway.totals.replaced
+    orders, marked = mark(rig, point, rng, f"s{n}")
+    if point is Point.LOADING:
+        for worker in range(len(rig.workers)):
+            await offload(rig, worker, marked.ids, rng)
+    early = [draw(rng, tokens=(40, 200), stream=True) for _ in range(rng.randint(0, 3))]
+    if point is Point.WAITING:  # all slots are taken
+        slots = sum(info.slots for info in rig.gateway.infos)
+        early = [draw(rng, tokens=(200, 300), most=40, stream=True) for _ in range(slots)]
+    late = [draw(rng) for _ in range(rng.randint(2, 6))]
+    answers = [Answer() for _ in early]
+    tasks = [asyncio.create_task(rig.ask(q, a)) for q, a in zip(early, answers, strict=True)]
+    await asyncio.gather(*(answer.begun.wait() for answer in answers))
+    victim = asyncio.create_task(leave(rig, marked) if point is Point.ABORTING else rig.ask(marked))
+    tasks += [asyncio.create_task(rig.ask(question)) for question in late]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*tasks)
+        answer = await victim
+
+    await rig.until("the point is reached", lambda: not any(path.exists() for path in orders))
+    await rig.whole(deaths + len(orders))
+    # One that never joined was no loss to the gateway.
+    met = len(orders) - (point in (Point.STARTING, Point.JOINING))
+    assert rig.gateway.totals.deaths == deaths_met + met
+    names = {name for name, _ in rig.died[deaths:]}
+    for question, given in zip(early + late, answers, strict=True):
+        check(question, given, names)
+    if point is not Point.ABORTING:  # whose client is gone
+        complete = check(marked, answer, names)
+        if not marked.stream or point not in SEEN:
+            assert complete, "its client had seen nothing"
+            assert rig.gateway.totals.replaced > replaced
+        elif point is not Point.STREAMING:  # where its client may have seen something
+            assert not complete, "its client had seen a part"
+    questions = [*early, *late, marked]
+    await rig.check_index(questions, exact=point is not Point.LOADING)
+
+
+def mark(rig: Rig, point: Point, rng: Random, session: str) -> tuple[list[Path], Question]:
+    """Orders to die, and the request that brings them about."""
+    if point in OF_A_REPLACEMENT:
+        orders = [order(rig.folder, point), order(rig.folder, Point.SAMPLED, session)]
+        return orders, draw(rng, session=session)
+    orders = [order(rig.folder, point, session)]
+    match point:
+        case Point.HALF_SENT:
+            ids = tuple(rng.choices(range(3, 50), k=LONG))
+            return orders, draw(rng, prompt=ids, tokens=(4, 8), session=session)
+        case Point.PREFILL | Point.LOADING:
+            ids = tuple(rng.choices(range(3, 50), k=1000))
+            return orders, draw(rng, prompt=ids, session=session)
+        case Point.ABORTING:
+            return orders, draw(rng, tokens=(400, 500), session=session)
+        case Point.DECODING:
+            ids = tuple(rng.choices(range(3, 50), k=100))  # so that there is something to draft
+            return orders, draw(rng, prompt=ids, tokens=(40, 60), session=session)
+    return orders, draw(rng, session=session)
+
+
+async def leave(rig: Rig, question: Question) -> Answer:
+    """A client that goes away in the middle."""
+    answer = Answer()
+    call = asyncio.create_task(rig.ask(question, answer))
+    if question.stream:
+        await answer.begun.wait()
+    else:
+        await rig.until("it is worked on", lambda: any(load.stats.running for load in rig.gateway.loads))
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    return answer
+
+
+async def offload(rig: Rig, worker: int, ids: list[int], rng: Random) -> None:
+    """Let a worker compute a prompt, and then so much else that only its lower tier has it."""
+    async with rig.direct(rig.workers[worker]) as (client, recorder):
+        client.submit(1, rig.named(ids, 1))
+        await recorder.finished(1)
+        client.submit(2, rig.named(rng.choices(range(3, 50), k=SMALL_POOL - 2 * BLOCK), 1))
+        await recorder.finished(2)
