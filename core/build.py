@@ -16,14 +16,15 @@ from bien.core.architectures.base import Architecture
 from bien.core.architectures.registry import read_architecture
 from bien.core.clock import Clock, WallClock
 from bien.core.compose import PoolComposition, compose_pool
-from bien.core.deployment import PoolSpec
 from bien.core.engine import Engine, EngineLimits
-from bien.core.errors import DeploymentError
 from bien.core.executors.base import Executor
+from bien.core.executors.ranks import Ranks
 from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import KVGroup
 from bien.core.providers import Context
+from bien.core.sizing import pool_blocks, sized
 from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.rank_launch import LaunchedRanks
 from bien.core.worker.start import WorkerStart
 
 
@@ -94,11 +95,14 @@ def build(
     threads: int = 1,
     progress: Callable[[str], None] = lambda text: None,
     any_context: bool = False,
+    ranks: Ranks | None = None,
 ) -> BuiltWorker:
     """Make the parts of a pool and put an engine around them.
 
     `any_context`: take the deployment's `max_context` even beyond the model's own (simulation, where no
     position is ever encoded).
+    `ranks`: how the ranks beyond 0 are reached, where the pool's strategy has any; None: they are started
+    here, as children, once an executor asks for them.
     `clock` None: the wall clock. Raises what the parts raise (ModelError, ResourceError, UserError);
     DeploymentError for a pool that holds not even one block. What was made until then is closed.
     """
@@ -108,28 +112,18 @@ def build(
     architecture = read_architecture(model.name, model.block_tokens, model.dtype, own)
     if any_context and model.max_context is not None:
         architecture = msgspec.structs.replace(architecture, max_context=model.max_context)
-    ctx = Context(
-        clock=clock or WallClock(),
-        rng=rng or random.Random(),
-        architecture=architecture,
-        groups=architecture.groups,
-        dtype=model.dtype,
-        device=spec.device,
-        threads=threads,
-    )
+    ctx, parts = prepare(pool, architecture, clock=clock, rng=rng, threads=threads)
     with ExitStack() as made:
-        ctx.parts = parts = Parts(pool, ctx)
         made.callback(parts.close)
-        strategy = parts["parallel"]
-        ctx.mesh = strategy.mesh(spec.devices)
+        if ctx.mesh is not None and ctx.mesh.world > 1:
+            ctx.ranks = ranks or LaunchedRanks(model, pool.spec, pool.plugins)
         speculator = parts["speculator"]
         device_drafter = speculator is not None and speculator.caps.place == "device"
-        if device_drafter:
-            ctx.groups += speculator.groups(architecture, model.block_tokens)
         progress(f"loading {model.name}")
         executor: Executor = pool.make("executor", ctx)
         made.callback(executor.close)
         groups = executor.groups
+        spec = sized(spec, groups)
         blocks = tuple(pool_blocks(group, spec) for group in groups)
         progress(f"allocating KV for {spec.kv_tokens} tokens")
         executor.allocate(blocks, spec.slots, architecture.max_context)
@@ -158,6 +152,36 @@ def build(
     return BuiltWorker(engine, executor, info, architecture, parts)
 
 
+def prepare(
+    pool: PoolComposition,
+    architecture: Architecture,
+    *,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    threads: int = 1,
+) -> tuple[Context, Parts]:
+    """The context of an executor's factory, the same on each rank. The caller closes the parts."""
+    model, spec = pool.model, pool.spec
+    ctx = Context(
+        clock=clock or WallClock(),
+        rng=rng or random.Random(),
+        architecture=architecture,
+        groups=architecture.groups,
+        dtype=model.dtype,
+        device=spec.device,
+        threads=threads,
+    )
+    ctx.parts = parts = Parts(pool, ctx)
+    with ExitStack() as made:
+        made.callback(parts.close)
+        ctx.mesh = parts["parallel"].mesh(spec.devices)
+        speculator = parts["speculator"]
+        if speculator is not None and speculator.caps.place == "device":
+            ctx.groups += speculator.groups(architecture, model.block_tokens)
+        made.pop_all()
+    return ctx, parts
+
+
 def describe(
     pool: PoolComposition,
     architecture: Architecture,
@@ -167,7 +191,7 @@ def describe(
     generation: str,
 ) -> WorkerInfo:
     """What a worker tells gateways about itself."""
-    spec, block_tokens = pool.spec, pool.model.block_tokens
+    spec, block_tokens = sized(pool.spec, groups), pool.model.block_tokens
     paged = [pool_blocks(group, spec) * block_tokens for group in groups if group.paged]
     return WorkerInfo(
         id=id,
@@ -202,17 +226,3 @@ def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple
     )
     packed = msgspec.msgpack.encode(named, order="deterministic")
     return hashlib.blake2b(packed, digest_size=8, person=b"bien-fp").hexdigest()
-
-
-def pool_blocks(group: KVGroup, spec: PoolSpec) -> int:
-    """Usable blocks of a group in one worker. DeploymentError when there is not even one."""
-    if not group.paged:
-        return spec.slots + spec.snapshots  # each running sequence holds a live state
-    blocks = spec.kv_tokens // group.block_tokens
-    if blocks < 1:
-        raise DeploymentError(
-            f"pool {spec.name!r}: kv_tokens is {spec.kv_tokens}; valid: at least one block of "
-            f"{group.block_tokens} tokens",
-            field="kv_tokens",
-        )
-    return blocks

@@ -11,10 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from bien.core.errors import DeploymentError, nearest
+from bien.core.sizes import parse_size
 from bien.core.strict import decode, join
 
 MAX_WORKERS = 1024  # of all pools: each is a process, or an engine of the simulation
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+KV_TOKENS = 32768  # of a pool that says nothing about its KV
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -37,15 +39,17 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers of one kind. `kv_tokens` is the capacity of each paged group's pool, in tokens."""
+    """Workers of one kind. The KV of each is given as `kv_tokens`, what every paged group holds, or as
+    `kv_memory`, bytes of all groups together (in a file also "2GiB"). Neither: `kv_tokens` = 32768."""
 
     name: str = "main"
     role: Literal["prefill", "decode", "both"] = "both"  # the others are refused until there is a hand-over
     count: int = 1
     device: str = "cpu"
     devices: int = 1  # ranks of one engine
-    threads: int | None = None  # None: max(1, cores // local workers)
-    kv_tokens: int = 32768
+    threads: int | None = None  # of one worker, all its ranks; None: an even share of the cores
+    kv_tokens: int | None = None  # None only where kv_memory is given
+    kv_memory: int | None = None
     snapshots: int = 64  # blocks of each STATE group beyond one per slot
     slots: int = 16  # sequences with KV at a time
     scheduler: Selection = Selection("fcfs")
@@ -54,6 +58,19 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     executor: Selection = Selection("torch")
     speculator: Selection | None = None
     kv_store: Selection | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_tokens is None and self.kv_memory is None:
+            msgspec.structs.force_setattr(self, "kv_tokens", KV_TOKENS)
+
+
+class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What this machine gives to all processes of the deployment together. None: all that it has left,
+    within the container and the affinity of the process that starts them."""
+
+    memory: int | None = None  # bytes; in a file also "12GiB"
+    cores: int | None = None
+    oversubscribe: bool = False  # take more cores, or more memory by the estimate, than there are
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,11 +91,13 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gateway: GatewaySpec = GatewaySpec()
     pool: tuple[PoolSpec, ...] = (PoolSpec(),)
     plugins: tuple[str, ...] = ()
+    host: HostSpec = HostSpec()
 
 
 _Fault = tuple[str, str]  # path and what is wrong there
 POOL_KINDS = ("scheduler", "parallel", "quantizer", "executor", "speculator", "kv_store")
 GATEWAY_KINDS = ("router", "kv_index")
+_SIZES = ("memory", "kv_memory")  # bytes, or a number with a unit
 
 
 def load_deployment(source: str | Path, search: Sequence[Path] = ()) -> Deployment:
@@ -102,11 +121,15 @@ def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
     tables = dict(raw)
     if isinstance(gateway := tables.get("gateway"), Mapping):
         tables["gateway"] = _with_selections(gateway, GATEWAY_KINDS, "gateway")
+    if isinstance(host := tables.get("host"), Mapping):
+        tables["host"] = _with_sizes(host, "host")
     if isinstance(pools := tables.get("pool"), Mapping):
         raise DeploymentError("pool: one table; pools are a list, write [[pool]]", field="pool")
     if isinstance(pools, list):
         tables["pool"] = [
-            _with_selections(pool, POOL_KINDS, f"pool[{i}]") if isinstance(pool, Mapping) else pool
+            _with_sizes(_with_selections(pool, POOL_KINDS, f"pool[{i}]"), f"pool[{i}]")
+            if isinstance(pool, Mapping)
+            else pool
             for i, pool in enumerate(pools)
         ]
     deployment = decode(tables, Deployment)
@@ -135,6 +158,10 @@ def _find(source: str | Path, search: Sequence[Path]) -> Path:
 
 def _with_selections(table: Mapping[str, Any], kinds: tuple[str, ...], path: str) -> dict[str, Any]:
     return {key: _selection(v, join(path, key)) if key in kinds else v for key, v in table.items()}
+
+
+def _with_sizes(table: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return {key: parse_size(v, join(path, key)) if key in _SIZES else v for key, v in table.items()}
 
 
 def _selection(value: Any, path: str) -> Selection:
@@ -168,6 +195,7 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     yield from _below("gateway", {"max_inflight": gateway.max_inflight}, 1)
     if not 0 <= gateway.drain_seconds < math.inf:  # written so that NaN is refused
         yield "gateway.drain_seconds", f"{gateway.drain_seconds:g} is no time; valid: 0 seconds or more"
+    yield from _below("host", {"memory": deployment.host.memory, "cores": deployment.host.cores}, 1)
     if not pools:
         yield "pool", "no pool; a deployment needs at least one [[pool]]"
     for i, pool in enumerate(pools):
@@ -176,6 +204,10 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         yield from _below(path, ones, 1)
         yield from _below(path, {"snapshots": pool.snapshots}, 0)
         yield from _below(path, {"kv_tokens": pool.kv_tokens}, block, "one block of model.block_tokens")
+        yield from _below(path, {"kv_memory": pool.kv_memory}, 1)
+        if pool.kv_tokens is not None and pool.kv_memory is not None:
+            both = f"kv_tokens = {pool.kv_tokens} and kv_memory = {pool.kv_memory:,} bytes are both given"
+            yield f"{path}.kv_memory", f"{both}; valid: one of them"
         if pool.role != "both":
             text = f"{pool.role!r} is not there yet: no worker hands a prefill over to another; valid: both"
             yield f"{path}.role", text

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bien.core.clock import Clock
 from bien.replay.driver import Driver
+from bien.replay.processes import WARNING
 
 REFRESH = 0.5  # seconds
 PLAIN = 10.0
@@ -48,7 +49,10 @@ class Display:
             self._live.stop()
 
     def step(self, who: str, what: str, done: int = 0, total: int = 0) -> None:
-        """`who` does `what` now."""
+        """`who` does `what` now; what WARNING says stays."""
+        if who == WARNING:
+            self.note(f"{who}: {what}")
+            return
         before = self._steps.get(who)
         self._steps[who] = (what, done, total)
         if self._live and not self._following:

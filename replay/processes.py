@@ -13,6 +13,7 @@ from bien.core.worker.launch import WorkerProcess
 from bien.core.worker.socket_client import SocketClient
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
+WARNING = "warning"  # as who: what is said then stays to be read
 RESTARTS = 5  # of one worker that never lived for STEADY seconds; then the rest go on without it
 BACKOFF = 1.0  # seconds before the second of them, doubled for each one after it
 STEADY = 30.0  # seconds of life after which the deaths before are forgotten

@@ -19,9 +19,14 @@ def alone(deployment: Deployment, loaded: Driver) -> Deployment:
     fresh += sum(r.asked + 2 * block + (0 if r.ok else r.prompt_tokens) for r in loaded.records)
     # Besides, turns in flight may compute side by side what they could have shared.
     longest = max((r.prompt_tokens + r.asked for r in loaded.records), default=0)
-    tokens = max(pool.kv_tokens, fresh + pool.slots * (longest + block))
+    tokens = max(pool.kv_tokens or 0, fresh + pool.slots * (longest + block))
     one = msgspec.structs.replace(
-        pool, role="both", count=1, kv_tokens=tokens, snapshots=max(pool.snapshots, tokens // block)
+        pool,
+        role="both",
+        count=1,
+        kv_tokens=tokens,
+        kv_memory=None,
+        snapshots=max(pool.snapshots, tokens // block),
     )
     return msgspec.structs.replace(deployment, pool=(one,))
 

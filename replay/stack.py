@@ -20,14 +20,14 @@ from bien.core.providers import Context
 from bien.core.text.model import TextModel
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.launch import launch
-from bien.core.worker.memory import check_memory
 from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.resources import check_resources
 from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
 from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
-from bien.replay.processes import OnStep, Processes
+from bien.replay.processes import WARNING, OnStep, Processes
 
 CLEAN_SECONDS = 5.0  # that a cancelled download or conversion gets to end; less than a parent waits for us
 
@@ -54,7 +54,8 @@ class Stack:
         async with AsyncExitStack() as opened:
             # Workers get the folder: none of them needs to look for the model again.
             model = msgspec.structs.replace(composition.model, name=str(folder))
-            check_memory(composition, model)
+            for warning in check_resources(composition, model):
+                on_step(WARNING, warning, 0, 0)
             starts = assign(composition, model)
             processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
             opened.push_async_callback(processes.stop)

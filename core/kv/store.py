@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from bien.core.kv.groups import KVGroup
+
 
 class Transfer(Protocol):
     """One running copy between tiers."""
@@ -56,4 +58,13 @@ class KVStore(Protocol):
 
     def close(self) -> None:
         """End transfers and free the tier."""
+        ...
+
+
+class HostCapacity(Protocol):
+    """What a store's *parameters* (its `config_type`) should say if it takes this machine's memory, so that
+    it is counted before anything is made."""
+
+    def host_bytes(self, groups: tuple[KVGroup, ...]) -> int:
+        """The most that the store of one worker with these groups holds in host memory."""
         ...

@@ -32,3 +32,14 @@ class Quantizer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class WeightSizes(Protocol):
+    """What a quantizer's *parameters* (its `config_type`) should say, so that memory is counted before
+    anything is loaded, where torch is not imported. A quantizer without it is counted in full precision."""
+
+    def bytes_per_parameter(self, name: str, item: int) -> float | None:
+        """Bytes that one parameter takes in what `linear` keeps, scales and padding included. `name` is
+        "layers" for the linear layers of the decoder, or "lm_head"; `item`: bytes of the compute dtype.
+        None: the tensor that `linear` is given is kept (a tied head then costs nothing)."""
+        ...

@@ -17,6 +17,8 @@ from bien.core.kv.groups import KVGroup
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bien.core.architectures.base import Architecture
+
 
 class SpeculatorCaps(msgspec.Struct, frozen=True, kw_only=True):
     """What a drafter needs and promises."""
@@ -99,3 +101,12 @@ class DeviceSpeculator(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class DrafterGroups(Protocol):
+    """What a speculator's *parameters* (its `config_type`) should say, so that memory is counted before
+    anything is made."""
+
+    def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
+        """The drafter's own KV groups on this model; none for host drafters."""
+        ...

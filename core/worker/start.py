@@ -6,13 +6,13 @@ line per message. Stdin stays open: its end tells the child that the parent is g
 
 from __future__ import annotations
 
-import os
 import secrets
 from typing import Any, Union
 
 import msgspec
 
 from bien.core.compose import Composition
+from bien.core.cores import available_cores, share_threads
 from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.entry_points import PluginRef
 from bien.core.errors import BienError, UserError, error_kinds
@@ -44,10 +44,11 @@ def assign(composition: Composition, model: ModelSpec | None = None) -> list[Wor
 
     `model` stands in for the composition's, e.g. with the folder that its name was resolved to.
 
-    Threads that a pool leaves open: the cores of this machine, shared evenly by all workers, at least one.
+    Threads that a pool leaves open: the cores that are left, shared evenly by all workers, at least one.
+    ResourceError when the threads exceed the cores (see `share_threads`).
     """
     pools = composition.deployment.pool
-    share = max(1, cores() // max(1, sum(pool.count for pool in pools)))
+    shares, _ = share_threads(pools, composition.deployment.host, available_cores())
     token = secrets.token_hex(16)
     return [
         WorkerStart(
@@ -55,26 +56,12 @@ def assign(composition: Composition, model: ModelSpec | None = None) -> list[Wor
             model=model or composition.model,
             pool=pool,
             plugins=composition.refs(pool.name),
-            threads=pool.threads or share,
+            threads=threads,
             token=token,
         )
-        for pool in pools
+        for pool, threads in zip(pools, shares, strict=True)
         for i in range(pool.count)
     ]
-
-
-def cores() -> int:
-    """Cores that this process may use: its affinity, and the quota of a container."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        count = os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return max(1, min(count, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or "max": no quota
-        return count
 
 
 class Progress(msgspec.Struct, tag="progress"):

@@ -37,6 +37,12 @@ class HostConfig(msgspec.Struct, forbid_unknown_fields=True):
     workers: Annotated[int, msgspec.Meta(ge=1)] = 1
     bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] = 16e9
 
+    def host_bytes(self, groups: tuple[KVGroup, ...]) -> int:
+        if self.capacity_blocks:
+            sizes = [group.block_bytes for group in groups if group.paged]
+            return self.capacity_blocks * sum(sizes or [group.block_bytes for group in groups])
+        return self.capacity_bytes or 1 << 30
+
 
 @dataclass(slots=True)
 class Entry:
@@ -253,10 +259,7 @@ def make(config: HostConfig, ctx: Context) -> HostStore:
         )
     if ctx.io is None and not ctx.clock.virtual:
         raise DeploymentError("kv_store 'host' needs an executor whose blocks can be read and written")
-    capacity = config.capacity_bytes or 1 << 30
-    if config.capacity_blocks:
-        sizes = [group.block_bytes for group in ctx.groups if group.paged]
-        capacity = config.capacity_blocks * sum(sizes or [group.block_bytes for group in ctx.groups])
+    capacity = config.host_bytes(ctx.groups)
     transfers = make_transfers(ctx.clock, config.workers, config.bandwidth_bytes_per_s)
     return HostStore(ctx.groups, None if ctx.clock.virtual else ctx.io, ctx.clock, transfers, capacity)
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bien.core.api import Context, LinearMethod, NoParameters, Provider, Quantizer, hookimpl
+import msgspec
+
+from bien.core.api import Context, LinearMethod, Provider, Quantizer, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class NoneConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing to choose."""
+
+    def bytes_per_parameter(self, name: str, item: int) -> float | None:
+        return None
 
 
 class FullLinear:
@@ -40,10 +49,10 @@ class NoQuantizer:
         pass
 
 
-def make(config: NoParameters, ctx: Context) -> Quantizer:
+def make(config: NoneConfig, ctx: Context) -> Quantizer:
     return NoQuantizer()
 
 
 @hookimpl
 def bien_providers() -> Iterable[Provider]:
-    return [Provider("quantizer", "none", make, summary="weights in the compute dtype")]
+    return [Provider("quantizer", "none", make, NoneConfig, summary="weights in the compute dtype")]

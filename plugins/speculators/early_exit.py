@@ -33,6 +33,9 @@ class EarlyExitConfig(msgspec.Struct, forbid_unknown_fields=True):
     layers: Annotated[int, msgspec.Meta(ge=1)] = 6
     max_drafts: Annotated[int, msgspec.Meta(ge=1)] = 3
 
+    def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
+        return EarlyExit(self).groups(architecture, block_tokens)
+
 
 class EarlyExit:
     def __init__(self, config: EarlyExitConfig) -> None:

@@ -13,7 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bien.core.api import Context, DeploymentError, Provider, SpeculatorCaps, hookimpl
+from bien.core.api import (
+    Architecture,
+    Context,
+    DeploymentError,
+    KVGroup,
+    Provider,
+    SpeculatorCaps,
+    hookimpl,
+)
 
 _MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 _MASK = 2**64 - 1
@@ -24,6 +32,9 @@ class PromptLookupConfig(msgspec.Struct, forbid_unknown_fields=True):
     max_drafts: Annotated[int, msgspec.Meta(ge=1)] = 4
     max_ngram: Annotated[int, msgspec.Meta(ge=1)] = 3
     min_ngram: Annotated[int, msgspec.Meta(ge=1)] = 2
+
+    def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
+        return ()
 
 
 class _Text:

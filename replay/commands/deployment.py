@@ -8,9 +8,13 @@ from typing import Annotated
 import typer
 
 from bien.core.compose import Composition, Part, compose
-from bien.core.deployment import load_deployment
-from bien.core.errors import DeploymentError, PluginError
+from bien.core.cores import available_cores, share_threads
+from bien.core.deployment import PoolSpec, load_deployment
+from bien.core.errors import DeploymentError, ModelError, PluginError
 from bien.core.plugins import PluginManager
+from bien.core.sizes import megabytes
+from bien.core.worker.memory import check_memory
+from bien.core.worker.resources import memory_warnings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 """Folder of the built-in deployments."""
@@ -27,9 +31,29 @@ def register(app: typer.Typer) -> None:
 
 
 def check_deployment(file: File) -> None:
-    """Read the file, find its plugins, decode their parameters; start nothing."""
-    for line in describe(composed(file)):
+    """Read the file, find its plugins, decode their parameters, and check that this machine has the memory
+    and the cores for it; start nothing, fetch nothing."""
+    composition = composed(file)
+    for line in [*describe(composition), *resources(composition)]:
         typer.echo(line)
+
+
+def resources(composition: Composition) -> list[str]:
+    """What the deployment takes of this machine. ResourceError with the same numbers where that is too
+    much. A model that is not here cannot be counted, which is said."""
+    cores = available_cores()
+    threads, warnings = share_threads(composition.deployment.pool, composition.deployment.host, cores)
+    pools = zip(composition.pools, threads, strict=True)
+    shares = "; ".join(f"pool {pool.spec.name!r}: {pool.spec.count} x {n}" for pool, n in pools)
+    lines = [f"threads: {shares}; this process may use {cores} cores"]
+    try:
+        plan = check_memory(composition, composition.model)
+    except ModelError as error:
+        lines.append(f"memory is not checked: {error}")
+    else:
+        lines += plan.lines()
+        warnings += memory_warnings(plan)
+    return lines + [f"warning: {text}" for text in warnings]
 
 
 def composed(file: str) -> Composition:
@@ -52,10 +76,16 @@ def describe(composition: Composition) -> list[str]:
         spec = pool.spec
         lines.append(
             f"pool {spec.name}: {spec.count} x {spec.role} on {spec.devices} {spec.device}, "
-            f"{spec.slots} slots, KV for {spec.kv_tokens} tokens"
+            f"{spec.slots} slots, {_kv(spec)}"
         )
         lines += [_part(kind, part) for kind, part in pool.parts.items()]
     return lines
+
+
+def _kv(spec: PoolSpec) -> str:
+    if spec.kv_memory is not None:
+        return f"KV of {megabytes(spec.kv_memory)}"
+    return f"KV for {spec.kv_tokens} tokens"
 
 
 def _part(kind: str, part: Part) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from bien.core.build import BuiltWorker, build, fingerprint
 from bien.core.compose import PoolComposition, compose
-from bien.core.deployment import Deployment, ModelSpec, PoolSpec, Selection
+from bien.core.cores import available_cores
+from bien.core.deployment import Deployment, HostSpec, ModelSpec, PoolSpec, Selection
 from bien.core.errors import BienError, DeploymentError, ModelError, PluginError, ResourceError, UserError
 from bien.core.plan import StepResult
 from bien.core.plugins import PluginManager
@@ -20,7 +21,7 @@ from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import launch
 from bien.core.worker.socket_client import SocketClient
-from bien.core.worker.start import WorkerStart, assign, cores
+from bien.core.worker.start import WorkerStart, assign
 from tests.core.worker.client_contract import Recorder
 
 SIMULATED = Selection("simulated", {"step_ms": 0.1, "token_ms": 0.0})
@@ -66,6 +67,23 @@ def test_info_says_what_was_built(built: BuiltWorker, toy: str) -> None:
     assert (info.id, info.generation, info.model, info.role) == ("w0", "g", toy, "both")
     assert (info.slots, info.max_context, info.block_tokens, info.capacity_tokens) == (3, 256, 16, 512)
     assert (info.vocab_size, info.eos_token_ids, info.group_kinds) == (288, (2,), ("full",))
+
+
+def test_memory_becomes_tokens(manager: PluginManager, toy: str) -> None:
+    """1 MiB: blocks of 6,144 bytes (3 layers of K and V of 2 heads of 8 floats), the null block among them;
+    the drafter's one layer takes a third more."""
+    pool = composed(manager, toy, kv_tokens=None, kv_memory=1 << 20)
+    said: list[str] = []
+    worker = build(pool, id="w0", generation="g", progress=said.append)
+    assert worker.info.capacity_tokens == ((1 << 20) // 6144 - 1) * 16 == 2704
+    assert "allocating KV for 2704 tokens" in said
+    worker.close()
+    pool = composed(
+        manager, toy, kv_tokens=None, kv_memory=1 << 20, speculator=Selection("early-exit", {"layers": 1})
+    )
+    worker = build(pool, id="w0", generation="g")
+    assert worker.info.capacity_tokens == ((1 << 20) // 8192 - 1) * 16
+    worker.close()
 
 
 def test_it_generates_and_caches(built: BuiltWorker) -> None:
@@ -116,6 +134,7 @@ def test_fingerprints_name_the_representation(manager: PluginManager, toy: str, 
 @pytest.mark.parametrize(
     ("spec", "error", "says"),
     [
+        ({"kv_tokens": None, "kv_memory": 9000}, DeploymentError, "kv_memory is 9,000 .* at least 12,288"),
         ({"kv_tokens": 15}, DeploymentError, "kv_tokens is 15; valid: at least one block of 16"),
         ({"kv_tokens": 1 << 50}, ResourceError, "lower kv_tokens"),
         ({"devices": 2}, UserError, "runs on 1 device, not on 2"),
@@ -150,11 +169,17 @@ def test_assignment(manager: PluginManager, toy: str) -> None:
     assert (one.id, two.id) == ("main-0", "main-1")
     assert one.token == two.token != ""
     assert one.model.name == toy
-    assert one.threads == max(1, cores() // 2)
+    assert one.threads == max(1, available_cores() // 2)
     assert {ref.entry_point for ref in one.plugins} >= {"executors.torch", "schedulers.fcfs"}
-    [alone] = starts(manager, toy, 1, threads=7)
-    assert alone.threads == 7
+    [alone] = starts(manager, toy, 1, threads=1)
+    assert alone.threads == 1
     assert alone.token != one.token
+    many = available_cores() + 1
+    with pytest.raises(ResourceError, match=rf"{many} threads .* 1 x {many}\), {many - 1} cores are offered"):
+        starts(manager, toy, 1, threads=many)
+    pool, host = PoolSpec(threads=many), HostSpec(oversubscribe=True)
+    [forced] = assign(compose(Deployment(ModelSpec(toy), pool=(pool,), host=host), manager))
+    assert forced.threads == many
 
 
 async def test_two_real_workers_say_the_same(manager: PluginManager, toy: str, built: BuiltWorker) -> None:

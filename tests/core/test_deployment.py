@@ -60,6 +60,13 @@ def test_a_selection_keeps_its_parameters(tmp_path: Path):
     assert deployment.plugins == ("acme-observer",)
 
 
+def test_kv_is_given_in_tokens_or_in_bytes():
+    pool = parse_deployment({"pool": [{}, {"name": "b", "kv_memory": "1.5 GiB"}]}).pool
+    assert [(p.kv_tokens, p.kv_memory) for p in pool] == [(32768, None), (None, 3 << 29)]
+    host = parse_deployment({"host": {"memory": "12GB", "cores": 2}}).host
+    assert (host.memory, host.cores, host.oversubscribe) == (12 * 10**9, 2, False)
+
+
 def test_built_in_names_come_from_the_search_path(tmp_path: Path):
     (tmp_path / "small.toml").write_text("[model]\nblock_tokens = 64\n")
     assert load_deployment("small", [tmp_path]).model.block_tokens == 64
@@ -103,6 +110,18 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"pool": [{"slots": 0}]}, "pool[0].slots", "the least is 1"),
         ({"pool": [{"snapshots": -1}]}, "pool[0].snapshots", "the least is 0"),
         ({"pool": [{"kv_tokens": 8}]}, "pool[0].kv_tokens", "the least is 16 (one block"),
+        ({"pool": [{"kv_memory": "2G"}]}, "pool[0].kv_memory", "'2G' is no size; valid: a number and a unit"),
+        ({"pool": [{"kv_memory": 0}]}, "pool[0].kv_memory", "the least is 1"),
+        (
+            {"pool": [{"kv_memory": "1MiB", "kv_tokens": 64}]},
+            "pool[0].kv_memory",
+            "kv_tokens = 64 and kv_memory = 1,048,576 bytes are both given; valid: one of them",
+        ),
+        ({"host": {"memory": "12 gigabytes"}}, "host.memory", "'12 gigabytes' is no size"),
+        ({"host": {"memory": True}}, "host.memory", "True is no size"),
+        ({"host": {"memory": 0}}, "host.memory", "the least is 1"),
+        ({"host": {"cores": 0}}, "host.cores", "the least is 1"),
+        ({"host": {"core": 2}}, "host.core", "did you mean 'cores'?"),
         ({"pool": [{"name": ""}]}, "pool[0].name", "empty"),
         ({"pool": [{}, {}]}, "pool[1].name", "names must differ"),
         (

@@ -18,7 +18,7 @@ class TestNone(QuantizerSuite):
     dtypes = ("float32", "float64", "bfloat16")
 
     def build(self) -> Quantizer:
-        return none.make(none.NoParameters(), Context())
+        return none.make(none.NoneConfig(), Context())
 
 
 class TestInt8(QuantizerSuite):

@@ -15,6 +15,9 @@ class Int8Config(msgspec.Struct, forbid_unknown_fields=True):
 
     head: bool = False
 
+    def bytes_per_parameter(self, name: str, item: int) -> float | None:
+        return None if name == "lm_head" and not self.head else 1.0
+
 
 def make(config: Int8Config, ctx: Context) -> Quantizer:
     from bien.plugins.quantizers.int8.linear import Int8Quantizer

@@ -1,7 +1,8 @@
-"""The estimate before workers start."""
+"""The estimate before workers start: what is counted, and what is said where it does not fit."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,52 +10,139 @@ import pytest
 
 from bien.core.compose import Composition, compose
 from bien.core.deployment import parse_deployment
-from bien.core.errors import ResourceError
+from bien.core.errors import ModelError, ResourceError
 from bien.core.plugins import PluginManager
 from bien.core.testing.toy import write_toy
-from bien.core.worker.memory import check_memory
+from bien.core.worker.footprint import PROCESS, TORCH, Footprint
+from bien.core.worker.memory import _COLUMNS, GATEWAY, check_memory, plan_memory
+
+GB = 10**9
 
 
-def composed(model: Path | str, **pool: Any) -> Composition:
-    raw = {"model": {"name": str(model)}, "pool": [{"kv_tokens": 1600, **pool}]}
+def composed(model: Path | str, host: dict[str, Any] | None = None, **pool: Any) -> Composition:
+    raw = {"model": {"name": str(model)}, "pool": [{"kv_tokens": 1600, **pool}], "host": host or {}}
+    if "kv_memory" in pool:
+        del raw["pool"][0]["kv_tokens"]  # type: ignore[index]
     return compose(parse_deployment(raw), PluginManager.load(""))
 
 
-def needed(composition: Composition) -> int:
-    """The least memory that is enough, to the byte."""
-    low, high = 0, 1 << 50
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            check_memory(composition, composition.model, middle)
-            high = middle
-        except ResourceError:
-            low = middle + 1
-    return low
+def one(model: Path | str, **pool: Any) -> Footprint:
+    composition = composed(model, **pool)
+    [worker] = plan_memory(composition, composition.model, 0).workers
+    return worker
 
 
-def test_each_worker_has_weights_and_kv_of_its_own(tmp_path: Path) -> None:
-    toy = write_toy(tmp_path / "toy")
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy") / "llama")
+
+
+def test_weights_and_kv(toy: Path) -> None:
+    worker = one(toy)
     # Float32 in the file as in memory, but for the file's header; 3 layers, K and V of 2 heads of 8.
-    one = needed(composed(toy))
-    kv = (1600 + 16) * 3 * 2 * 2 * 8 * 4
     size = (toy / "model.safetensors").stat().st_size
-    assert size - 5000 < one - kv < size
-    assert needed(composed(toy, count=3)) == 3 * one
-    assert needed(composed(toy, kv_tokens=3200)) == one + 1600 * 3 * 2 * 2 * 8 * 4
-    assert (needed(composed(toy, quantizer="int8")) - kv) * 8 == one - kv, "half a byte instead of four"
+    assert size - 5000 < worker.weights < size
+    assert worker.kv == (1600 + 16) * 3 * 2 * 2 * 8 * 4
+    table = 288 * 48 * 4
+    int8 = one(toy, quantizer="int8").weights
+    assert (int8 - table) * 4 == worker.weights - table, "the head stays, and is the embedding"
+    assert one(toy, quantizer={"use": "int8", "head": True}).weights == int8 + table // 4
+    size = (write_toy(toy.parent / "qwen", "qwen3") / "model.safetensors").stat().st_size
+    assert size - 5000 < one(toy.parent / "qwen").weights < size, "an untied head is a table of its own"
+    assert worker.process == PROCESS + TORCH
 
 
-def test_the_numbers_and_what_to_lower_are_said() -> None:
-    composition = composed("smollm2-135m", count=50, kv_tokens=16_000)
-    said = (
-        r"need 63,\d{3} MB of memory at least \(pool 'main': 50 x \(539 MB of weights \+ 739 MB of KV\)\), "
-        r"8,000 MB are available; lower count, kv_tokens"
+def test_a_drafter_and_a_store_are_counted(toy: Path) -> None:
+    plain = one(toy)
+    assert one(toy, speculator={"use": "early-exit", "layers": 1}).kv == plain.kv * 4 // 3
+    assert one(toy, speculator="prompt-lookup").kv == plain.kv
+    assert one(toy, kv_store="host").store == 1 << 30
+    assert one(toy, kv_store={"use": "host", "capacity_bytes": 77}).store == 77
+    assert one(toy, kv_store={"use": "host", "capacity_blocks": 10}).store == 160 * 3 * 2 * 2 * 8 * 4
+
+
+def test_the_workspace_grows_with_what_a_step_may_hold(toy: Path) -> None:
+    base = one(toy, slots=4).workspace
+    assert one(toy, slots=8).workspace > base
+    assert one(toy, slots=4, scheduler={"use": "fcfs", "token_budget": 1024}).workspace > base
+    assert one(toy, slots=4, speculator="prompt-lookup").workspace > base
+
+
+def test_bytes_are_said_in_tokens(toy: Path) -> None:
+    worker = one(toy, kv_memory="1MiB")
+    assert worker.pool.kv_tokens == 2704
+    assert worker.kv <= 1 << 20 < worker.kv + 6144
+
+
+def test_ranks_share_layers_and_repeat_the_rest(toy: Path) -> None:
+    single, double = one(toy), one(toy, devices=2)
+    table = 288 * 48 * 4
+    assert double.weights == single.weights + table
+    assert double.kv == single.kv
+    assert double.process == 2 * single.process
+    assert one(toy, devices=4).kv == 2 * single.kv, "two KV heads on four ranks"
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    composition = composed("smollm2-135m", count=5, kv_tokens=16_000)
+    plan = plan_memory(composition, composition.model, 8 * GB)
+    [worker] = plan.workers
+    assert plan.need == GATEWAY + 5 * worker.total
+    with pytest.raises(ResourceError) as caught:
+        check_memory(composition, composition.model, plan.need - 1)
+    first, *table = str(caught.value).split("\n")
+    assert first.startswith(f"the deployment needs {-(-plan.need // 10**6):,} MB of memory, ")
+    assert "lower kv_tokens (about 15,936 for pool 'main' would fit) or count" in first
+    assert re.split("  +", table[1].strip()) == list(_COLUMNS)
+    numbers = (worker.weights, worker.kv, 0, worker.workspace, worker.process, worker.total)
+    assert table[2].split() == ["main", "5", "x", "16,000", *(f"{-(-n // 10**6):,}" for n in numbers)]
+    assert check_memory(composition, composition.model, plan.need) == plan_memory(
+        composition, composition.model, plan.need
     )
-    with pytest.raises(ResourceError, match=said):
-        check_memory(composition, composition.model, 8_000_000_000)
 
 
-@pytest.mark.parametrize("pool", [{"device": "cuda"}, {"executor": "simulated"}])
-def test_what_does_not_take_this_machines_memory_is_not_counted(pool: dict[str, Any]) -> None:
-    assert needed(composed("smollm2-135m", count=1000, **pool)) == 0
+def test_the_advice_fits() -> None:
+    composition = composed("smollm2-135m", count=5, kv_tokens=16_000)
+    with pytest.raises(ResourceError, match=r"about ([\d,]+) for pool") as caught:
+        check_memory(composition, composition.model, 7 * GB)
+    tokens = int(str(caught.value).partition("about ")[2].partition(" ")[0].replace(",", ""))
+    lower = composed("smollm2-135m", count=5, kv_tokens=tokens)
+    check_memory(lower, lower.model, 7 * GB)
+    with pytest.raises(ResourceError, match="lower count, kv_tokens or slots of the pools, take a smaller"):
+        check_memory(composition, composition.model, 3 * GB)  # not even without KV
+
+
+def test_a_budget_is_held(toy: Path) -> None:
+    composition = composed("smollm2-135m", {"memory": "1GiB"}, kv_tokens=16_000)
+    with pytest.raises(ResourceError, match=r"1,074 MB are available \(host.memory\); lower kv_tokens"):
+        check_memory(composition, composition.model, 100 * GB)
+    tight = composed("smollm2-135m", {"memory": "512MiB"})
+    with pytest.raises(
+        ResourceError, match="take a smaller model.dtype or a quantizer, or raise host.memory"
+    ):
+        check_memory(tight, tight.model, 100 * GB)
+    generous = composed("smollm2-135m", {"memory": "100GiB"})
+    with pytest.raises(ResourceError, match="500 MB are available;"):
+        check_memory(generous, generous.model, GB // 2)
+    forced = composed("smollm2-135m", {"memory": "512MiB", "oversubscribe": True})
+    assert not check_memory(forced, forced.model, 100 * GB).fits
+
+
+def test_a_small_pool_is_said() -> None:
+    composition = composed("smollm2-135m", kv_tokens=8000)
+    [said] = plan_memory(composition, composition.model).small_pools()
+    assert said == (
+        "pool 'main': KV holds 8,000 tokens, less than the context window of 8,192: "
+        "longer requests are refused"
+    )
+    composition = composed("smollm2-135m", kv_tokens=8192)
+    assert plan_memory(composition, composition.model).small_pools() == []
+
+
+def test_what_is_not_known_is_said(toy: Path) -> None:
+    cuda = one(toy, device="cuda")
+    assert (cuda.weights, cuda.kv) == (0, 0)
+    assert cuda.unknown == ("memory of cuda; workers ask it when they start",)
+    assert one("smollm2-135m", executor="simulated").total == PROCESS
+    with pytest.raises(ModelError, match="no folder and no built-in name"):
+        one("no-such-model")
