@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from bien.core.clock import Clock
-from bien.core.errors import OverloadError
+from bien.core.errors import OverloadError, UserError
 
 ENDS = 64  # ends of requests over which throughput is measured
 SHORTEST, LONGEST = 1.0, 60.0  # seconds a client may be told to wait
@@ -17,16 +17,16 @@ class Slot:
 
     __slots__ = ("_admission", "_held", "since")
 
-    def __init__(self, admission: Admission, since: float) -> None:
+    def __init__(self, admission: Admission, since: float, places: int = 1) -> None:
         self._admission = admission
-        self._held = True
+        self._held = places
         self.since = since  # clock seconds
 
     def release(self) -> None:
         """Give the slot back; again and again is fine."""
         if self._held:
-            self._held = False
-            self._admission._release()
+            places, self._held = self._held, 0
+            self._admission._release(places)
 
     def __enter__(self) -> Slot:
         return self
@@ -47,17 +47,22 @@ class Admission:
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
-    def admit(self) -> Slot:
-        """OverloadError, with the seconds after which a slot should be free, when there is none."""
-        if self._closed or self.inflight >= self.limit:
+    def admit(self, places: int = 1) -> Slot:
+        """`places`: generations that the request runs at a time. OverloadError, with the seconds after which
+        so many should be free, when they are not; UserError when there never will be."""
+        if places > self.limit:
+            raise UserError(
+                f"n={places} is more than this server runs at a time; valid: 1 to {self.limit}", field="n"
+            )
+        if self._closed or self.inflight + places > self.limit:
             self.refused += 1
             self._queue += 1
             retry = self.retry_after()
             why = self._closed or f"all {self.limit} places are taken (gateway.max_inflight)"
             raise OverloadError(f"{why}; try again in {retry:.0f} s", retry_after=retry)
-        self.inflight += 1
+        self.inflight += places
         self._idle.clear()
-        return Slot(self, self._clock.time())
+        return Slot(self, self._clock.time(), places)
 
     def ended(self) -> None:
         """A request has run to its end: what throughput is measured by."""
@@ -84,7 +89,7 @@ class Admission:
         """Wait until no slot is held."""
         await self._idle.wait()
 
-    def _release(self) -> None:
-        self.inflight -= 1
+    def _release(self, places: int) -> None:
+        self.inflight -= places
         if not self.inflight:
             self._idle.set()

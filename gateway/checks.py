@@ -13,6 +13,9 @@ from bien.core.worker.messages import WorkerInfo
 
 LEAST_REPETITION = 0.01  # smaller ones would take logits out of float32, and with them the step's others
 MAX_LOGPROBS = 20  # alternatives per token, as in OpenAI's chat: an answer's size is bounded by it
+# Tokens of a prompt whose log-probabilities may be asked for: they are computed whatever is cached, and
+# held until the answer begins.
+MAX_SCORED_TOKENS = 8192
 
 
 def check_parameters(request: GenerateRequest) -> None:
@@ -39,6 +42,16 @@ def check_parameters(request: GenerateRequest) -> None:
             raise _wrong(name, getattr(s, name), "-2 to 2")
     if not -1 <= s.logprobs <= MAX_LOGPROBS:
         raise _wrong("logprobs", s.logprobs, f"-1 (none) to {MAX_LOGPROBS}")
+    if not -1 <= s.prompt_logprobs <= MAX_LOGPROBS:
+        raise _wrong("prompt_logprobs", s.prompt_logprobs, f"-1 (none) to {MAX_LOGPROBS}")
+    if s.prompt_logprobs >= 0 and request.prompt_tokens > MAX_SCORED_TOKENS:
+        raise UserError(
+            f"prompt_logprobs of a prompt of {request.prompt_tokens} tokens; "
+            f"valid: of at most {MAX_SCORED_TOKENS}",
+            field="prompt_logprobs",
+        )
+    if not 0 <= s.choice < 1 << 32:
+        raise _wrong("choice", s.choice, "0 to 2^32 - 1")
     for token, bias in s.logit_bias:
         if not (-100 <= bias <= 100 and token >= 0):
             raise _wrong("logit_bias", f"{bias} for token {token}", "-100 to 100 for token ids, 0 or more")

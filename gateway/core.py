@@ -106,9 +106,10 @@ class Gateway:
 
     # Requests.
 
-    def admit(self) -> Slot:
-        """Take a slot, before any work is spent on a request. OverloadError when all are taken."""
-        return self._admission.admit()
+    def admit(self, places: int = 1) -> Slot:
+        """Take a slot for `places` generations, before any work is spent on a request. OverloadError when
+        not so many are free, UserError when there are not so many."""
+        return self._admission.admit(places)
 
     def generate(self, request: GenerateRequest, slot: Slot | None = None) -> Generation:
         """`async with gateway.generate(request) as stream: async for output in stream: ...`
@@ -252,6 +253,8 @@ class Gateway:
         members = [m for m in self._members.values() if m.client.alive and m.context >= need]
         # The last token is always computed, so the block that it ends cannot be used.
         whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
+        if request.sampling.prompt_logprobs >= 0:  # all of its positions are
+            whole = 0
         places = [(m.id, 0) for m in members]
         try:
             overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], places)

@@ -9,6 +9,7 @@ from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.text.model import TextModel
 from bien.core.text.output import OutputText
 from bien.core.worker.threads import in_thread
+from bien.gateway.checks import MAX_SCORED_TOKENS
 from bien.gateway.protocols.ask import Ask, Chat
 
 _TAIL = 16  # prompt tokens that the output's detokeniser looks back at
@@ -55,6 +56,7 @@ class Prompts:
             repetition_penalty=ask.repetition_penalty,
             logit_bias=ask.logit_bias,
             logprobs=-1 if ask.logprobs is None else ask.logprobs,
+            prompt_logprobs=self._scored(ask, len(prompt)),
         )
         return GenerateRequest(
             id=id,
@@ -72,6 +74,12 @@ class Prompts:
         tail = prompt.slice(max(0, len(prompt) - _TAIL), len(prompt)).ids()
         return self.text.output(tail, ask.stops, ask.min_tokens)
 
+    async def echo(self, ask: Ask, prompt: TokenIds) -> str:
+        """The prompt as its client wrote it, or the text of its ids."""
+        if isinstance(ask.prompt, str):
+            return ask.prompt
+        return await in_thread(self.text.tokenizer.decode, prompt.ids())
+
     async def _encode(self, ask: Ask) -> TokenIds:
         if isinstance(ask.prompt, TokenIds):
             self._check_ids("prompt", ask.prompt)
@@ -82,6 +90,21 @@ class Prompts:
 
     def _encode_chat(self, chat: Chat) -> TokenIds:
         return self.text.encode_chat(chat.messages, chat.template_kwargs)
+
+    def _scored(self, ask: Ask, prompt_tokens: int) -> int:
+        top = ask.scored
+        if top is None:
+            return -1
+        if prompt_tokens * ask.n > MAX_SCORED_TOKENS:
+            field = "echo" if ask.prompt_logprobs is None else "prompt_logprobs"
+            what = f"{field} with logprobs" if field == "echo" else field
+            times = f" for {ask.n} choices" if ask.n > 1 else ""
+            raise UserError(
+                f"{what} of a prompt of {prompt_tokens} tokens{times}; "
+                f"valid: prompts of at most {MAX_SCORED_TOKENS // ask.n} tokens",
+                field=field,
+            )
+        return top
 
     def _check_ids(self, name: str, ids: TokenIds) -> None:
         values = np.frombuffer(ids.packed, dtype="<u4")
@@ -104,6 +127,8 @@ class Prompts:
             )
         if ask.max_tokens is None:
             return room
+        if not ask.max_tokens:  # a worker always draws a token; nobody is given it
+            return 1
         if ask.max_tokens > room:
             raise ContextLengthError(
                 f"this model's maximum context length is {self.max_context} tokens; the prompt has "

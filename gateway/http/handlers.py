@@ -10,19 +10,17 @@ from collections.abc import Callable
 from aiohttp import web
 
 from bien.core import __version__
-from bien.core.errors import OverloadError, UserError, WorkerDiedError
-from bien.core.request import GenerateRequest, TokenIds
+from bien.core.errors import OverloadError, UserError
+from bien.core.request import GenerateRequest
 from bien.gateway.http import errors
-from bien.gateway.http.progress import Progress
-from bien.gateway.http.scoring import Scoring
+from bien.gateway.http.choices import Choices
 from bien.gateway.http.served import SERVED, Served
 from bien.gateway.http.sse import EventStream
 from bien.gateway.protocols import chat, completions
-from bien.gateway.protocols.ask import Answer, Ask
+from bien.gateway.protocols.ask import Answer, Ask, Choice
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH
 from bien.gateway.protocols.scores import Score
 
-ATTEMPTS = 3  # of an answer that is not streamed, when its worker dies
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -76,7 +74,7 @@ async def _answer(
     ask = read(await request.read())
     served.models.check(ask.model)
     answer = answer_type(ask, prefix + uuid.uuid4().hex, int(served.epoch()))
-    with served.gateway.admit() as slot:
+    with served.gateway.admit(ask.n) as slot:
         work = await served.prompts.request(
             ask,
             answer.id,
@@ -95,26 +93,45 @@ async def _stream(
     request: web.Request, served: Served, ask: Ask, answer: Answer, work: GenerateRequest, slot: object
 ) -> web.StreamResponse:
     events = EventStream(request)
-    progress = _progress(served, ask, work)
-    data = b""
+    choices = Choices(served, ask, work)
+    left, last = ask.n, b""
+
+    async def one(index: int) -> None:
+        nonlocal left, last
+        progress, data, opened = choices.start(index), b"", False
+        async with served.gateway.generate(choices.request(index), slot) as outputs:
+            async for output in outputs:
+                data = b""
+                usage = None
+                if not opened:
+                    opened = True
+                    if not index:
+                        events.headers |= _placement(outputs)
+                    preface = await choices.began(index, output)
+                    data = answer.opening(index)
+                    if preface.text or preface.scores:
+                        data += answer.piece(index, preface.text, None, choices.usage, preface.scores)
+                piece = progress.take(output)
+                if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
+                    usage = choices.usage if ask.continuous_usage else None
+                    ids = piece.ids if ask.return_token_ids else None
+                    data += answer.piece(index, piece.text, ids, usage, piece.scores)
+                if progress.finish is not None:
+                    break
+                await events.write(data)
+        speculation = progress.speculation if ask.return_token_ids else None
+        data += answer.closing(index, progress.reason, choices.usage, speculation)
+        left -= 1
+        if left:
+            await events.write(data)
+        else:
+            last = data
+
     try:
         with served.answers.one():
-            async with served.gateway.generate(work, slot) as outputs:
-                async for output in outputs:
-                    piece = progress.take(output)
-                    data = b"" if events.begun else answer.opening()
-                    if not events.begun:
-                        events.headers |= _placement(outputs)
-                    if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
-                        usage = progress.usage if ask.continuous_usage else None
-                        ids = piece.ids if ask.return_token_ids else None
-                        data += answer.piece(piece.text, ids, usage, piece.scores)
-                    if progress.finish is not None:
-                        break
-                    await events.write(data)
+            await choices.run(one)
         # Outside: a client that reads slowly must not hold an engine's place for what is over.
-        speculation = progress.speculation if ask.return_token_ids else None
-        return await events.end(data + answer.closing(progress.reason, progress.usage, speculation))
+        return await events.end(last + answer.end(choices.usage))
     except Exception as error:
         if not events.begun or isinstance(error, ConnectionResetError):
             raise
@@ -124,42 +141,43 @@ async def _stream(
 async def _whole(
     served: Served, ask: Ask, answer: Answer, work: GenerateRequest, slot: object
 ) -> web.StreamResponse:
-    for attempt in range(ATTEMPTS):
+    choices = Choices(served, ask, work)
+    made: list[Choice] = [Choice("", "")] * ask.n
+
+    async def one(index: int) -> None:
+        progress = choices.start(index)
         texts: list[str] = []
         ids: list[bytes] = []
         scores: list[Score] | None = None
-        progress = _progress(served, ask, work)
-        try:
-            async with served.gateway.generate(work, slot) as outputs:
-                async for output in outputs:
-                    piece = progress.take(output)
-                    texts.append(piece.text)
-                    if ask.return_token_ids:
-                        ids.append(piece.ids)
-                    if piece.scores is not None:
-                        scores = scores or []
-                        scores += piece.scores
-                    if progress.finish is not None:
-                        break
-            break
-        except WorkerDiedError:  # its client has seen nothing: another worker may do it
-            if attempt == ATTEMPTS - 1 or not texts:  # without a token the gateway has tried several already
-                raise
-    body = answer.whole(
-        "".join(texts),
-        b"".join(ids) if ask.return_token_ids else None,
-        progress.reason,
-        progress.usage,
-        progress.speculation if ask.return_token_ids else None,
-        scores,
-    )
+
+        def restart() -> None:  # its client has seen nothing: another worker makes it anew
+            nonlocal progress, scores
+            progress, scores = choices.start(index), None
+            texts.clear()
+            ids.clear()
+
+        async with served.gateway.generate(choices.request(index), slot, restart) as outputs:
+            async for output in outputs:
+                if not texts:
+                    preface = await choices.began(index, output)
+                    texts.append(preface.text)
+                    scores = None if preface.scores is None else list(preface.scores)
+                piece = progress.take(output)
+                texts.append(piece.text)
+                if ask.return_token_ids:
+                    ids.append(piece.ids)
+                if piece.scores is not None:
+                    scores = scores or []
+                    scores += piece.scores
+                if progress.finish is not None:
+                    break
+        token_ids = b"".join(ids) if ask.return_token_ids else None
+        made[index] = Choice("".join(texts), progress.reason, token_ids, scores)
+
+    await choices.run(one)
+    speculation = choices.speculation if ask.return_token_ids else None
+    body = answer.whole(made, choices.usage, speculation, choices.prompt_logprobs)
     return web.Response(body=body, content_type="application/json")
-
-
-def _progress(served: Served, ask: Ask, work: GenerateRequest) -> Progress:
-    assert isinstance(work.prompt, TokenIds)
-    scoring = None if ask.logprobs is None else Scoring(served.prompts.text.tokenizer)
-    return Progress(work.prompt_tokens, served.prompts.output(ask, work.prompt), scoring)
 
 
 def _placement(outputs: object) -> dict[str, str]:

@@ -8,7 +8,7 @@ from bien.core.errors import BienError
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
 from bien.gateway.http.scoring import Scoring
-from bien.gateway.protocols.ask import Speculation, Usage
+from bien.gateway.protocols.ask import Speculation
 from bien.gateway.protocols.scores import Score
 
 
@@ -20,12 +20,13 @@ class Piece:
 
 
 class Progress:
-    def __init__(self, prompt_tokens: int, text: OutputText, scoring: Scoring | None = None) -> None:
-        """`scoring`: reads log-probabilities, where asked for."""
+    def __init__(self, text: OutputText, scoring: Scoring | None = None, *, silent: bool = False) -> None:
+        """`scoring`: reads log-probabilities, where asked for. `silent`: no token is asked for, so that the
+        first output ends it."""
         self._scoring = scoring
-        self._prompt_tokens = prompt_tokens
         self._text = text
-        self._cached = 0
+        self._silent = silent
+        self.cached = 0  # tokens of the prompt
         self.finish: str | None = None  # "stop" or "length", once nothing more is needed
         self.speculation: Speculation | None = None  # once the engine's last output came
 
@@ -33,7 +34,10 @@ class Progress:
         """Text and ids that an output adds. With a stop string found, `finish` is set although the engine
         goes on: leave the stream."""
         if output.cached >= 0:
-            self._cached = output.cached
+            self.cached = output.cached
+        if self._silent and output.count:
+            self.finish = "length"
+            return Piece("", b"")
         if output.finish is not None:
             self.speculation = Speculation(output.drafted, output.accepted, output.rounds)
         ids = memoryview(output.tokens).cast("I")
@@ -59,5 +63,11 @@ class Progress:
         return self.finish
 
     @property
-    def usage(self) -> Usage:
-        return Usage.of(self._prompt_tokens, self._text.tokens, self._cached)
+    def tokens(self) -> int:
+        """Those that were needed so far."""
+        return self._text.tokens
+
+    def shift(self, characters: int) -> None:
+        """The answer begins with so many that are not its own."""
+        if self._scoring is not None:
+            self._scoring.shift(characters)

@@ -26,14 +26,16 @@ class Generator(Protocol):
         """Whether it would take a request now."""
         ...
 
-    def admit(self) -> AbstractContextManager[Any]:
-        """A slot to work on one request; OverloadError when there is none."""
+    def admit(self, places: int = 1) -> AbstractContextManager[Any]:
+        """A slot to work on one request, with so many generations at a time; OverloadError when there is
+        none."""
         ...
 
     def generate(
-        self, request: GenerateRequest, slot: Any = None
+        self, request: GenerateRequest, slot: Any = None, restart: Callable[[], None] | None = None
     ) -> AbstractAsyncContextManager[AsyncIterable[Output]]:
-        """Outputs of one generation. Leaving before its end aborts it."""
+        """Outputs of one generation. Leaving before its end aborts it. `restart` is called when all comes
+        again from the start, because a worker died; without it such a death ends what had begun."""
         ...
 
 

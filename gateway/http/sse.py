@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 HEADERS = {
@@ -18,6 +20,7 @@ class EventStream:
         self._request = request
         self.headers = dict(HEADERS)  # more may be added until it begins
         self._response: web.StreamResponse | None = None
+        self._beginning = asyncio.Lock()  # choices of one answer may write their first at a time
 
     @property
     def begun(self) -> bool:
@@ -36,7 +39,8 @@ class EventStream:
         return response
 
     async def _begin(self) -> web.StreamResponse:
-        if self._response is None:
-            self._response = web.StreamResponse(headers=self.headers)
-            await self._response.prepare(self._request)
+        async with self._beginning:
+            if self._response is None:
+                self._response = web.StreamResponse(headers=self.headers)
+                await self._response.prepare(self._request)
         return self._response

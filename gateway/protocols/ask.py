@@ -47,6 +47,15 @@ class Ask:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # alternatives per token; None: no log-probabilities
     priority: int = 0  # smaller is more urgent; the scheduler `priority` heeds it
+    n: int = 1  # choices, each drawn for itself
+    echo: bool = False  # the answer begins with the prompt
+    prompt_logprobs: int | None = None  # alternatives per token of the prompt
+
+    @property
+    def scored(self) -> int | None:
+        """Alternatives per token of the prompt that a worker is asked for; None: no log-probabilities."""
+        tops = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((top for top in tops if top is not None), default=None)
 
 
 class CachedTokens(msgspec.Struct):
@@ -79,37 +88,50 @@ class Speculation(msgspec.Struct):
     rounds: int  # of drafting and verifying; each gains what was accepted, and one token
 
 
+@dataclass(slots=True)
+class Choice:
+    """One choice of an answer that is not streamed. `token_ids` is uint32-LE bytes, None where the client
+    did not ask for ids. `scores`: the tokens' log-probabilities, None where not asked for."""
+
+    text: str
+    finish: str
+    token_ids: bytes | None = None
+    scores: list[Score] | None = None
+
+
 class Answer(Protocol):
-    """Writes one answer. `token_ids` is uint32-LE bytes, None where the client did not ask for ids; so is
-    `speculation`, which is also None where the generation was cut at a stop string. `scores`:
-    the tokens' log-probabilities, None where not asked for."""
+    """Writes one answer. `index` is that of a choice; `token_ids` and `scores` are as in `Choice`.
+    `speculation` is None where the client did not ask for ids or a generation was cut at a stop string."""
 
     id: str
 
-    def opening(self) -> bytes:
-        """Events that come before any text."""
+    def opening(self, index: int) -> bytes:
+        """Events that come before any text of a choice."""
         ...
 
     def piece(
         self,
+        index: int,
         text: str,
         token_ids: bytes | None,
         usage: Usage | None,
         scores: list[Score] | None = None,
     ) -> bytes: ...
 
-    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
-        """The finish event, a usage event where asked for, the end mark."""
+    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+        """The finish event of a choice."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """Behind all choices: a usage event where asked for, the end mark."""
         ...
 
     def whole(
         self,
-        text: str,
-        token_ids: bytes | None,
-        finish: str,
+        choices: list[Choice],
         usage: Usage,
         speculation: Speculation | None = None,
-        scores: list[Score] | None = None,
+        prompt_logprobs: bytes | None = None,
     ) -> bytes:
-        """The body of an answer that is not streamed."""
+        """The body of an answer that is not streamed. `prompt_logprobs`: as JSON, where asked for."""
         ...

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from bien.core.errors import UserError
-from bien.gateway.protocols.ask import Ask, Chat, Speculation, Usage
-from bien.gateway.protocols.events import Events, encode, encode_ids, extension
+from bien.gateway.protocols.ask import Ask, Chat, Choice, Speculation, Usage
+from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
 from bien.gateway.protocols.scores import Score, chat_logprobs
 
@@ -107,38 +107,45 @@ class ChatAnswer:
         chunk = {**self._head, "object": "chat.completion.chunk"}
         self._events = Events(ask, chunk, b'"delta":{"content":', b"}", b'"delta":{}', chat_logprobs)
 
-    def opening(self) -> bytes:
+    def opening(self, index: int) -> bytes:
         return self._events.raw(
-            b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+            b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+            % index
         )
 
     def piece(
         self,
+        index: int,
         text: str,
         token_ids: bytes | None,
         usage: Usage | None,
         scores: list[Score] | None = None,
     ) -> bytes:
-        return self._events.piece(text, token_ids, usage, scores)
+        return self._events.piece(index, text, token_ids, usage, scores)
 
-    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
-        return self._events.closing(finish, usage, speculation)
+    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+        return self._events.closing(index, finish, usage, speculation)
+
+    def end(self, usage: Usage) -> bytes:
+        return self._events.end(usage)
 
     def whole(
         self,
-        text: str,
-        token_ids: bytes | None,
-        finish: str,
+        choices: list[Choice],
         usage: Usage,
         speculation: Speculation | None = None,
-        scores: list[Score] | None = None,
+        prompt_logprobs: bytes | None = None,
     ) -> bytes:
-        logprobs = None if scores is None else msgspec.Raw(chat_logprobs(scores))
-        ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = encode({"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish})[:-1]
-        end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
-        return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
+        prompt = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + prompt_logprobs
+        written = [_choice(i, choice) for i, choice in enumerate(choices)]
+        return whole(self._head, written, usage, prompt + extension(speculation))
+
+
+def _choice(index: int, choice: Choice) -> bytes:
+    logprobs = None if choice.scores is None else msgspec.Raw(chat_logprobs(choice.scores))
+    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    body = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
+    return encode(body)[:-1] + ids_field(choice.token_ids) + b"}"
 
 
 def _logprobs(fields: ChatFields) -> int | None:

@@ -3,7 +3,8 @@
 Beside OpenAI's fields: `prompt_token_ids_b64` (instead of `prompt`) and `trace_decode_token_ids[_b64]`
 carry ids as base64 of uint32-LE, which costs a hundredth of a JSON list; `trace_decode_token_ids` are a
 recorded continuation that replaces the sampled tokens; `return_token_ids` adds `token_ids` to choices, and
-at the end `bien` with the totals of speculation (ask.py).
+at the end `bien` with the totals of speculation (ask.py). With `echo` the prompt is part of `text` and
+`logprobs`, and not of `token_ids`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import msgspec
 
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
-from bien.gateway.protocols.ask import Ask, Speculation, Usage
-from bien.gateway.protocols.events import Events, encode, encode_ids, extension
+from bien.gateway.protocols.ask import Ask, Choice, Speculation, Usage
+from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64, top_count
 from bien.gateway.protocols.scores import Score, completion_logprobs
 
@@ -29,12 +30,12 @@ class CompletionFields(Fields, forbid_unknown_fields=True, kw_only=True):
     trace_decode_token_ids: list[int] | None = None
     trace_decode_token_ids_b64: str | None = None
     logprobs: bool | int | None = None  # 0 to 5 alternatives per token; true means nothing here
-    echo: Any = None
+    echo: bool | None = None  # the answer begins with the prompt; max_tokens may then be 0
     suffix: Any = None
     add_special_tokens: Any = None
 
 
-_ONLY = {**ONLY, "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
+_ONLY = {**ONLY, "suffix": ("",), "add_special_tokens": (True,)}
 
 
 def read(body: bytes) -> Ask:
@@ -42,7 +43,9 @@ def read(body: bytes) -> Ask:
     fields = decode(body, CompletionFields, _ONLY)
     prompt = _prompt(fields)
     forced = _forced(fields)
-    ask = Ask(prompt=prompt, forced=forced, logprobs=_logprobs(fields), **common(fields))
+    echo = bool(fields.echo)
+    shared = common(fields, least_tokens=0 if echo else 1)
+    ask = Ask(prompt=prompt, forced=forced, logprobs=_logprobs(fields), echo=echo, **shared)
     if ask.max_tokens is None:
         ask.max_tokens = len(forced) if forced else DEFAULT_MAX_TOKENS
     return ask
@@ -56,35 +59,41 @@ class CompletionAnswer:
         self._head = {"id": id, "object": "text_completion", "created": created, "model": ask.model}
         self._events = Events(ask, self._head, b'"text":', b"", b'"text":""', completion_logprobs)
 
-    def opening(self) -> bytes:
+    def opening(self, index: int) -> bytes:
         return b""
 
     def piece(
         self,
+        index: int,
         text: str,
         token_ids: bytes | None,
         usage: Usage | None,
         scores: list[Score] | None = None,
     ) -> bytes:
-        return self._events.piece(text, token_ids, usage, scores)
+        return self._events.piece(index, text, token_ids, usage, scores)
 
-    def closing(self, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
-        return self._events.closing(finish, usage, speculation)
+    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+        return self._events.closing(index, finish, usage, speculation)
+
+    def end(self, usage: Usage) -> bytes:
+        return self._events.end(usage)
 
     def whole(
         self,
-        text: str,
-        token_ids: bytes | None,
-        finish: str,
+        choices: list[Choice],
         usage: Usage,
         speculation: Speculation | None = None,
-        scores: list[Score] | None = None,
+        prompt_logprobs: bytes | None = None,
     ) -> bytes:
-        logprobs = None if scores is None else msgspec.Raw(completion_logprobs(scores))
-        ids = b"" if token_ids is None else b',"token_ids":' + encode_ids(token_ids)
-        choice = encode({"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish})[:-1]
-        end = (b'}],"usage":', encode(usage), extension(speculation), b"}")
-        return b"".join((encode(self._head)[:-1], b',"choices":[', choice, ids, *end))
+        prompt = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + prompt_logprobs
+        written = [_choice(i, choice, prompt) for i, choice in enumerate(choices)]
+        return whole(self._head, written, usage, extension(speculation))
+
+
+def _choice(index: int, choice: Choice, prompt: bytes) -> bytes:
+    logprobs = None if choice.scores is None else msgspec.Raw(completion_logprobs(choice.scores))
+    body = {"index": index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
+    return encode(body)[:-1] + ids_field(choice.token_ids) + prompt + b"}"
 
 
 def _logprobs(fields: CompletionFields) -> int | None:

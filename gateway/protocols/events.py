@@ -34,31 +34,36 @@ class Events:
         # With usage asked for, chunks before the last one say null, as the API does.
         self._end = b',"usage":null}\n\n' if ask.include_usage else b"}\n\n"
         self._start = start
-        self._before = start + b'{"index":0,' + before
+        self._before = [start + b'{"index":%d,' % i + before for i in range(ask.n)]
         self._after = after + b',"logprobs":'
-        self._closing = b'{"index":0,' + closing + b',"logprobs":null,"finish_reason":'
+        self._closing = closing + b',"logprobs":null,"finish_reason":'
 
     def piece(
-        self, text: str, token_ids: bytes | None, usage: Usage | None, scores: list[Score] | None
+        self,
+        index: int,
+        text: str,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None,
     ) -> bytes:
         logprobs = b"null" if scores is None else self._written(scores)
-        out = [self._before, encode(text), self._after, logprobs, b',"finish_reason":null']
-        if token_ids is not None:
-            out += (b',"token_ids":', encode_ids(token_ids))
-        out += (b"}]", self._tail(usage))
+        out = [self._before[index], encode(text), self._after, logprobs, b',"finish_reason":null']
+        out += (ids_field(token_ids), b"}]", self._tail(usage))
         return b"".join(out)
 
     def raw(self, choice: bytes) -> bytes:
         """A chunk with a choice that is JSON already."""
         return self._start + choice + b"]" + self._end
 
-    def closing(self, finish: str, usage: Usage, speculation: Speculation | None) -> bytes:
+    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None) -> bytes:
         end = extension(speculation) + self._tail(usage)
-        out = [self._start, self._closing, encode(finish), b"}]", end]
-        if self._include:
-            out += (self._start, b'],"usage":', encode(usage), b"}\n\n")
-        out.append(DONE)
-        return b"".join(out)
+        return b"".join((self._start, b'{"index":%d,' % index, self._closing, encode(finish), b"}]", end))
+
+    def end(self, usage: Usage) -> bytes:
+        """Usage where asked for, and the end mark."""
+        if not self._include:
+            return DONE
+        return b"".join((self._start, b'],"usage":', encode(usage), b"}\n\n", DONE))
 
     def _tail(self, usage: Usage | None) -> bytes:
         if self._continuous and usage is not None:
@@ -66,9 +71,20 @@ class Events:
         return self._end
 
 
+def whole(head: dict[str, object], choices: list[bytes], usage: Usage, more: bytes) -> bytes:
+    """The body of an answer that is not streamed. `more`: further fields."""
+    start = encode(head)[:-1] + b',"choices":['
+    return b"".join((start, b",".join(choices), b'],"usage":', encode(usage), more, b"}"))
+
+
 def extension(speculation: Speculation | None) -> bytes:
     """The field that only bien's answers have."""
     return b"" if speculation is None else b',"bien":' + encode(speculation)
+
+
+def ids_field(packed: bytes | None) -> bytes:
+    """The ids of a choice, where asked for."""
+    return b"" if packed is None else b',"token_ids":' + encode_ids(packed)
 
 
 def encode_ids(packed: bytes) -> bytes:

@@ -16,8 +16,9 @@ import msgspec
 
 from bien.core.errors import UserError, nearest
 from bien.core.request import TokenIds
-from bien.gateway.checks import LEAST_REPETITION
+from bien.gateway.checks import LEAST_REPETITION, MAX_LOGPROBS
 
+MAX_CHOICES = 128  # OpenAI's
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -58,10 +59,10 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # extensions of bien
     session_id: str | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None  # 0 to 20 alternatives per token of the prompt; not in streams
+    n: int | None = None  # 1 to 128 choices
+    best_of: int | None = None  # n: the best of more is not looked for
     # served with these values only (see ONLY)
-    n: int | None = None
-    best_of: Any = None
-    prompt_logprobs: Any = None
     length_penalty: Any = None
     response_format: Any = None
     skip_special_tokens: Any = None
@@ -78,9 +79,6 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "prompt_logprobs": (),
     "length_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
@@ -111,12 +109,12 @@ def decode(body: bytes, kind: type[F], only: dict[str, tuple[Any, ...]]) -> F:
     return fields
 
 
-def common(fields: Fields) -> dict[str, Any]:
-    """Checked keyword arguments of `Ask` out of the shared fields."""
+def common(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
+    """Checked keyword arguments of `Ask` out of the shared fields. `least_tokens`: of `max_tokens`."""
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise UserError("stream_options needs stream=true; valid: leave it out", field="stream_options")
-    max_tokens = _max_tokens(fields)
+    max_tokens = _max_tokens(fields, least_tokens)
     out: dict[str, Any] = {
         "model": fields.model,
         "max_tokens": max_tokens,
@@ -141,6 +139,8 @@ def common(fields: Fields) -> dict[str, Any]:
         "return_token_ids": bool(fields.return_token_ids),
         "session": fields.session_id or "",
         "priority": _at_least("priority", fields.priority, -MAX_INT, 0),
+        "n": _choices(fields),
+        "prompt_logprobs": _prompt_logprobs(fields),
     }
     if max_tokens is not None and out["min_tokens"] > max_tokens:
         raise UserError(
@@ -230,14 +230,35 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _max_tokens(fields: Fields) -> int | None:
+def _choices(fields: Fields) -> int:
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_CHOICES:
+        raise UserError(f"n={n}; valid: 1 to {MAX_CHOICES}", field="n")
+    if fields.best_of is not None and fields.best_of != n:
+        raise UserError(
+            f"best_of={fields.best_of} is not served; valid: {n} (what n is), null", field="best_of"
+        )
+    return n
+
+
+def _prompt_logprobs(fields: Fields) -> int | None:
+    if fields.prompt_logprobs is None:
+        return None
+    if fields.stream:
+        raise UserError(
+            "prompt_logprobs needs stream=false; valid: null in a stream", field="prompt_logprobs"
+        )
+    return top_count("prompt_logprobs", fields.prompt_logprobs, MAX_LOGPROBS)
+
+
+def _max_tokens(fields: Fields, least: int) -> int | None:
     given = {
         name: value
         for name in ("max_tokens", "max_completion_tokens")
         if (value := getattr(fields, name)) is not None
     }
     for name, value in given.items():
-        _at_least(name, value, 1, 1)
+        _at_least(name, value, least, least)
     if len(set(given.values())) > 1:
         raise UserError(
             f"max_tokens={fields.max_tokens} and max_completion_tokens={fields.max_completion_tokens} "

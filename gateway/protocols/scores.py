@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens, in the two shapes of OpenAI's API.
+"""Log-probabilities of an answer's tokens, in the two shapes of OpenAI's API, and of a prompt's in vLLM's.
 
 One entry per token that counts, the stop token included. With `top` alternatives asked for, chat lists
 exactly these; completions add the token itself where it is none of them.
@@ -33,9 +33,11 @@ class Content(msgspec.Struct):
 class Score:
     token: str
     data: bytes
-    logprob: float
+    logprob: float | None  # None: nothing comes before it
     offset: int = 0  # characters of the answer before it
     top: list[Score] = field(default_factory=list)  # likeliest first
+    id: int = -1
+    rank: int = 0  # 1: none is likelier; 0: not counted
 
 
 def chat_logprobs(scores: Iterable[Score]) -> bytes:
@@ -58,11 +60,22 @@ def completion_logprobs(scores: Iterable[Score]) -> bytes:
     return msgspec.json.encode(
         {
             "tokens": [s.token for s in scores],
-            "token_logprobs": [_finite(s.logprob) for s in scores],
-            "top_logprobs": [_by_text([*s.top, s]) for s in scores],
+            "token_logprobs": [None if s.logprob is None else _finite(s.logprob) for s in scores],
+            "top_logprobs": [None if s.logprob is None else _by_text([*s.top, s]) for s in scores],
             "text_offset": [s.offset for s in scores],
         }
     )
+
+
+def prompt_logprobs(scores: Iterable[Score]) -> bytes:
+    """vLLM's `prompt_logprobs`: per token of the prompt, by ids, itself and then its alternatives."""
+    return msgspec.json.encode([None if s.logprob is None else _by_id([s, *s.top]) for s in scores])
+
+
+def _by_id(scores: list[Score]) -> dict[str, dict[str, float | int | str]]:
+    return {
+        str(s.id): {"logprob": _finite(s.logprob), "rank": s.rank, "decoded_token": s.token} for s in scores
+    }
 
 
 def _by_text(scores: list[Score]) -> dict[str, float]:
@@ -73,5 +86,5 @@ def _by_text(scores: list[Score]) -> dict[str, float]:
     return out
 
 
-def _finite(value: float) -> float:
-    return max(value, LOWEST)
+def _finite(value: float | None) -> float:
+    return LOWEST if value is None else max(value, LOWEST)

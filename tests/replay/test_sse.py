@@ -25,9 +25,10 @@ def answer(pieces: list[tuple[str, int]], **more: bool) -> bytes:
     for text, n in pieces:
         seen += n
         ids = TokenIds.of(range(n)).packed if ask.return_token_ids else None
-        data += out.piece(text, ids, Usage.of(50, seen, 16))
+        data += out.piece(0, text, ids, Usage.of(50, seen, 16))
     speculation = Speculation(8, 5, 3) if ask.return_token_ids else None
-    return data + out.closing("length", Usage.of(50, total, 16), speculation)
+    usage = Usage.of(50, total, 16)
+    return data + out.closing(0, "length", usage, speculation) + out.end(usage)
 
 
 @given(st.lists(st.tuples(texts, st.integers(1, 4)), max_size=6), st.booleans(), st.integers(1, 400))

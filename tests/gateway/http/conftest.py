@@ -47,13 +47,13 @@ class FakeGateway:
     endless: bool = False  # the script begins again after its end
     produced: int = 0
 
-    def admit(self) -> FakeSlot:
+    def admit(self, places: int = 1) -> FakeSlot:
         if self.held >= self.places:
             raise OverloadError("all places are taken", retry_after=2.5)
         self.held += 1
         return FakeSlot(self)
 
-    def generate(self, request: GenerateRequest, slot: Any = None) -> FakeGeneration:
+    def generate(self, request: GenerateRequest, slot: Any = None, restart: Any = None) -> FakeGeneration:
         assert isinstance(slot, FakeSlot), "no slot was taken"
         self.requests.append(request)
         return FakeGeneration(self, request)

@@ -301,7 +301,7 @@ def test_how_the_engine_cuts_its_outputs_changes_nothing(
     ids = MODEL.tokenizer.encode(text)
 
     def run(sizes: list[int]) -> tuple[str, bytes, str, int]:
-        progress = Progress(1, MODEL.output((), stops))
+        progress = Progress(MODEL.output((), stops))
         shown, kept, at = "", b"", 0
         for n in sizes:
             last = at + n >= len(ids)
@@ -310,7 +310,7 @@ def test_how_the_engine_cuts_its_outputs_changes_nothing(
             shown, kept, at = shown + piece.text, kept + piece.ids, at + n
             if progress.finish:
                 break
-        return shown, kept, progress.reason, progress.usage.completion_tokens
+        return shown, kept, progress.reason, progress.tokens
 
     whole = run([len(ids)])
     assert run([*sizes, len(ids)]) == whole
