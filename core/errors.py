@@ -85,6 +85,19 @@ class WorkerDiedError(BienError):
     code = "worker_died"
 
 
+class ExecutorDiedError(BienError):
+    """An executor can run no further step (a rank of its group is gone). Its worker ends."""
+
+    status = 502
+    code = "executor_died"
+
+
+class CollectiveError(BienError):
+    """Ranks could not exchange what they computed: one of them is gone or late."""
+
+    code = "collective_failed"
+
+
 class PluginFault(BienError):
     """A plugin broke its contract at run time (an engine-side check caught it)."""
 

@@ -14,6 +14,7 @@ from bien.core.clock import Clock, WallClock
 if TYPE_CHECKING:
     from bien.core.architectures.base import Architecture
     from bien.core.executors.base import BlockIO
+    from bien.core.executors.ranks import Ranks
     from bien.core.kv.groups import KVGroup
     from bien.core.parallel.strategy import Mesh
 
@@ -57,6 +58,7 @@ class Context:
     dtype: str = "float32"  # executor, quantizer
     device: str = "cpu"
     threads: int = 1
+    ranks: Ranks | None = None  # executor: where mesh.world > 1, how the other ranks are reached
     parts: dict[str, Any] = field(default_factory=dict)  # executor: its quantizer, parallel, speculator
 
 

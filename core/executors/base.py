@@ -27,7 +27,12 @@ class BlockIO(Protocol):
 
 
 class Executor(Protocol):
-    """Holds weights, KV pools and per-slot state (tokens, block tables, sampling parameters)."""
+    """Holds weights, KV pools and per-slot state (tokens, block tables, sampling parameters).
+
+    A step that fails raises; the next one is tried. ExecutorDiedError says that none will work: the engine's
+    thread ends with it. An executor that can die between steps has `watch(on_death)` as well, and calls
+    `on_death(error)` once, from any thread.
+    """
 
     groups: tuple[KVGroup, ...]  # the model's and the device drafter's, in plan order
 

@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bien.core.architectures.base import Architecture
-from bien.core.errors import ModelError, PluginFault, UserError
+from bien.core.errors import CollectiveError, ModelError, PluginFault, UserError
+from bien.core.executors.base import Executor
+from bien.core.executors.group import GroupExecutor
 from bien.core.executors.pools import DTYPES
+from bien.core.executors.rank_messages import Join
+from bien.core.executors.ranks import END_SECONDS, Ranks
 from bien.core.executors.torch_executor import TorchExecutor
 from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.models.fetch import resolve_model
 from bien.core.models.registry import ModelParts, load_model
+from bien.core.parallel.communicator import Communicator
+from bien.core.parallel.shards import rank_groups
 from bien.core.providers import Context
 from bien.core.speculation.speculator import DeviceSpeculator
 
 
-def make_executor(ctx: Context) -> TorchExecutor:
+def make_executor(ctx: Context) -> Executor:
     """Load `ctx.architecture`'s model. `ctx.parts`: "quantizer", "parallel", and optionally "speculator" (a
-    host drafter is left to the engine), "kernels", "progress" (as `resolve_model` takes it)."""
-    architecture = ctx.architecture
-    if architecture is None:
-        raise PluginFault("the torch executor's context has no architecture")
+    host drafter is left to the engine), "kernels" (default: torch's), "progress" (as `resolve_model` takes
+    it).
+    Where `ctx.mesh` has several ranks, this process is rank 0 and `ctx.ranks` says how to reach the others;
+    they divide `ctx.threads`."""
+    if ctx.mesh is None or ctx.mesh.world == 1:
+        return load_executor(ctx)
+    if ctx.ranks is None:
+        raise PluginFault(f"the torch executor's context has {ctx.mesh.world} ranks and no way to reach them")
+    return make_group(ctx, ctx.ranks, ctx.mesh.world)
+
+
+def make_group(ctx: Context, ranks: Ranks, world: int) -> GroupExecutor:
+    """Rank 0, once every rank has loaded its part. Raises what any of them fails with."""
+    architecture = _architecture(ctx)
+    ctx.threads = max(1, ctx.threads // world)
+    resolve_model(architecture.model, ctx.parts.get("progress"))  # what it fetches, it fetches once
+    with ExitStack() as made:
+        made.callback(ranks.met)
+        remotes = ranks.open(world, ctx.threads)
+        for remote in remotes:
+            made.callback(remote.kill)
+            remote.send(Join())
+        try:
+            communicator = ranks.communicator(0, world, rank_device(ctx.device, 0))
+            made.callback(communicator.close)
+            local = load_executor(ctx, communicator)
+        except CollectiveError:
+            for remote in remotes:
+                if remote.ended.wait(END_SECONDS):
+                    remote.answer()
+            raise
+        for remote in remotes:
+            remote.heads = remote.loaded()
+        groups = executor_groups(architecture, local.drafter)
+        heads = ctx.parts["parallel"].kv_shard(architecture.kv_heads)
+        group = GroupExecutor(local, remotes, groups, heads, architecture.kv_heads, communicator)
+        made.pop_all()
+        ranks.met()
+    return group
+
+
+def load_executor(ctx: Context, communicator: Communicator | None = None) -> TorchExecutor:
+    """The executor of this process alone. `communicator`: it is one rank of several."""
+    architecture = _architecture(ctx)
     torch.set_num_threads(ctx.threads)
     quantizer, strategy = ctx.parts["quantizer"], ctx.parts["parallel"]
     if not quantizer.matches(architecture.config):
@@ -32,13 +79,35 @@ def make_executor(ctx: Context) -> TorchExecutor:
             f"(quantization_config: {architecture.config.get('quantization_config')!r})"
         )
     kernels = ctx.parts.get("kernels") or TorchKernels()
-    device = usable_device(ctx.device)
+    rank = 0
+    if communicator is not None:
+        rank = communicator.rank
+        strategy.connect(communicator)
+    device = usable_device(rank_device(ctx.device, rank))
     folder = Path(resolve_model(architecture.model, ctx.parts.get("progress")))
     parts = ModelParts(quantizer, strategy, kernels, DTYPES[ctx.dtype], device)
     with torch.inference_mode():
         model = load_model(architecture, folder, parts)
     drafter = device_drafter(ctx.parts.get("speculator"))
-    return TorchExecutor(model, executor_groups(architecture, drafter), kernels, device, ctx.clock, drafter)
+    groups = executor_groups(architecture, drafter)
+    if communicator is not None:
+        groups = rank_groups(groups, strategy, architecture.kv_heads)
+    strict = communicator is not None
+    return TorchExecutor(model, groups, kernels, device, ctx.clock, drafter, strict=strict)
+
+
+def rank_device(name: str, rank: int) -> str:
+    """The device of one rank: "cuda" or "cuda:N" count on from there, any other name stands for all."""
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        return name
+    return f"cuda:{int(index or 0) + rank}" if index or rank else name
+
+
+def _architecture(ctx: Context) -> Architecture:
+    if ctx.architecture is None:
+        raise PluginFault("the torch executor's context has no architecture")
+    return ctx.architecture
 
 
 def executor_groups(architecture: Architecture, drafter: DeviceSpeculator | None) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from bien.core.errors import CollectiveError
 
 
 class ProcessGroup:
@@ -29,53 +33,55 @@ class ProcessGroup:
         self.rank, self.world, self.device = rank, world, device
         patience = timedelta(seconds=seconds)
         store.set_timeout(patience)
-        self._sum = dist.AllreduceOptions()
-        self._sum.reduceOp = dist.ReduceOp.SUM
-        self._largest = dist.AllreduceOptions()
-        self._largest.reduceOp = dist.ReduceOp.MAX
-        self._group: Any
-        if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = patience
-            self._group = dist.ProcessGroupNCCL(store, rank, world, options)
-        else:
-            options = dist.ProcessGroupGloo._Options()
-            options._timeout = patience
-            where = {} if host is None else {"hostname": host}
-            options._devices = [
-                dist.ProcessGroupGloo.create_device(**where)
-                if where
-                else dist.ProcessGroupGloo.create_default_device()
-            ]
-            self._group = dist.ProcessGroupGloo(store, rank, world, options)
+        self._sum, self._largest = dist.AllreduceOptions(), dist.AllreduceOptions()
+        operations: Any = dist.ReduceOp
+        self._sum.reduceOp, self._largest.reduceOp = operations.SUM, operations.MAX
         # Two ranks on gloo: one message each way takes a third of the time of its ring.
         self._pair = world == 2 and device.type != "cuda"
+        options: Any
+        self._group: Any
+        with _peers(rank):
+            if device.type == "cuda":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = patience
+                self._group = dist.ProcessGroupNCCL(store, rank, world, options)
+            else:
+                gloo: Any = dist.ProcessGroupGloo
+                options = gloo._Options()
+                options._timeout = patience
+                options._devices = [
+                    gloo.create_default_device() if host is None else gloo.create_device(hostname=host)
+                ]
+                self._group = gloo(store, rank, world, options)
 
     def sum(self, x: Tensor) -> Tensor:
         if self.world == 1 or not x.numel():
             return x
         x = x.contiguous()
-        if self._pair:
-            return x.add_(self._swap(x))
-        self._group.allreduce([x], self._sum).wait()
+        with _peers(self.rank):
+            if self._pair:
+                return x.add_(self._swap(x))
+            self._group.allreduce([x], self._sum).wait()
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
         if self.world == 1 or not x.numel():
             return [x] * self.world
         x = x.contiguous()
-        if self._pair:
-            other = self._swap(x)
-            return [other, x] if self.rank else [x, other]
-        parts = [torch.empty_like(x) for _ in range(self.world)]
-        self._group.allgather([parts], [x]).wait()
+        with _peers(self.rank):
+            if self._pair:
+                other = self._swap(x)
+                return [other, x] if self.rank else [x, other]
+            parts = [torch.empty_like(x) for _ in range(self.world)]
+            self._group.allgather([parts], [x]).wait()
         return parts
 
     def largest(self, value: int) -> int:
         if self.world == 1:
             return value
         x = torch.tensor([value], dtype=torch.int64, device=self.device)
-        self._group.allreduce([x], self._largest).wait()
+        with _peers(self.rank):
+            self._group.allreduce([x], self._largest).wait()
         return int(x)
 
     def close(self) -> None:
@@ -90,3 +96,11 @@ class ProcessGroup:
         self._group.recv([other], 1 - self.rank, 0).wait()
         sent.wait()
         return other
+
+
+@contextmanager
+def _peers(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveError(f"rank {rank} cannot reach a peer: {str(error).splitlines()[0]}") from error

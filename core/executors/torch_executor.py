@@ -125,12 +125,16 @@ class TorchExecutor:
         if proposed is not None:
             proposed = self.draft(plan.slots, proposed)
         done: Future[StepResult] = Future()
-        seconds = self._clock.time() - handle.began
+        seconds = self.elapsed(handle)
         result = StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs, handle.scores)
         done.set_result(result)
         return done
 
     # The parts of `sample`, for executors of several ranks.
+
+    def elapsed(self, handle: Step) -> float:
+        """Seconds since its forward began."""
+        return self._clock.time() - handle.began
 
     @torch.inference_mode()
     def judge(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 class Communicator(Protocol):
     """One per rank. Every rank calls the same methods in the same order, with tensors of one shape and
-    dtype. A peer that has died or does not come in time is a RuntimeError; then nothing more can be
+    dtype. CollectiveError when a peer has died or does not come in time; then nothing more can be
     exchanged."""
 
     rank: int  # 0 .. world-1

@@ -323,6 +323,9 @@ class _Alone:
     def mesh(self, world: int) -> Any:
         raise NotImplementedError
 
+    def connect(self, communicator: Any) -> None:
+        raise NotImplementedError
+
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         return (slice(None),) * len(shape)
 

@@ -189,7 +189,7 @@ async def _spawn(start: WorkerStart, env: Mapping[str, str]) -> WorkerProcess:
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            env=_environment(start.threads) | dict(env),
+            env=environment(start.threads) | dict(env),
             start_new_session=True,  # a Ctrl-C at the terminal reaches the parent alone
         )
     except OSError as error:
@@ -197,9 +197,10 @@ async def _spawn(start: WorkerStart, env: Mapping[str, str]) -> WorkerProcess:
     return WorkerProcess(start, process, env)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Thread pools read these before any code of ours runs. Waiting must be passive: two spinning pools on
-    the same cores stop each other. What the user has set stays, but for the number of threads."""
+def environment(threads: int) -> dict[str, str]:
+    """Of a process that computes. Thread pools read these before any code of ours runs. Waiting must be
+    passive: two spinning pools on the same cores stop each other. What the user has set stays, but for the
+    number of threads."""
     fixed = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     passive = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"}
     return passive | dict(os.environ) | fixed

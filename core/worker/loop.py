@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from bien.core.engine import Engine
+from bien.core.errors import ExecutorDiedError
 from bien.core.executors.base import Executor
 from bien.core.kv.events import KVEvent
 from bien.core.plan import ExecutorPlan, StepResult
@@ -65,6 +66,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="bien-engine", daemon=True)
 
     def start(self) -> None:
+        watch = getattr(self._executor, "watch", None)
+        if watch is not None:
+            watch(lambda error: self._inbox.put((self._die, (error,))))
         self._thread.start()
 
     def submit(self, request: GenerateRequest) -> None:
@@ -120,6 +124,8 @@ class EngineThread:
     def _issue(self, plan: ExecutorPlan) -> Future[StepResult]:
         try:
             return self._executor.sample(self._executor.forward(plan))
+        except ExecutorDiedError:
+            raise
         except Exception as error:
             failed: Future[StepResult] = Future()
             failed.set_exception(error)
@@ -128,6 +134,8 @@ class EngineThread:
     def _commit(self, step: int, future: Future[StepResult]) -> StepReport:
         try:
             result = future.result()
+        except ExecutorDiedError:
+            raise
         except Exception as error:
             log.error("step %d failed; its requests end with an error", step, exc_info=error)
             return self._engine.fail(step, error)
@@ -171,6 +179,9 @@ class EngineThread:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    def _die(self, error: ExecutorDiedError) -> None:
+        raise error
 
     def _close(self) -> None:
         while self._flight:

@@ -1,0 +1,99 @@
+"""`python -m bien.core.worker.rank`: a rank other than 0, as rank 0 starts it (rank_launch.py).
+
+It ends with its links: neither a rank 0 that is killed nor one that forgets it leaves it running.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from bien.core.clock import WallClock
+from bien.core.compose import compose_pool
+from bien.core.errors import BienError
+from bien.core.executors.link import Link, LinkClosed
+from bien.core.executors.rank_messages import BlocksDown, Done, Down, Fault, Here
+from bien.core.parallel.communicator import Communicator
+from bien.core.worker.rank_launch import RankStart, meet
+from bien.core.worker.start import Failed
+
+GRACE = 1.0  # seconds for a clean end once rank 0 is gone
+log = logging.getLogger("bien.worker")
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format="%(levelname)s %(message)s")
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
+    steps: Link[Down] = Link(socket.socket(fileno=start.steps), Down)
+    blocks: Link[BlocksDown] = Link(socket.socket(fileno=start.blocks), BlocksDown)
+    steps.send(Here(start.rank, "steps", "", os.getpid()))
+    return serve_rank(start, steps, blocks, lambda device: meet(start.store, start.rank, start.world, device))
+
+
+def serve_rank(
+    start: RankStart,
+    steps: Link[Down],
+    blocks: Link[BlocksDown],
+    meet: Callable[[str], Communicator],
+) -> int:
+    """Load this rank's part and run what rank 0 sends; the exit code. `meet` joins the ranks of a device."""
+    try:
+        _serve(start, steps, blocks, meet)
+        return 0
+    except LinkClosed:
+        return 1
+    except BienError as error:
+        failed, code = Failed.of(error), error.exit_code
+    except Exception as error:
+        log.exception("rank %d failed", start.rank)
+        failed, code = Failed(BienError.code, f"{type(error).__name__}: {error}"), 1
+    try:
+        steps.send(Fault(failed))
+    except LinkClosed:
+        pass
+    return code
+
+
+def _serve(
+    start: RankStart, steps: Link[Down], blocks: Link[BlocksDown], meet: Callable[[str], Communicator]
+) -> None:
+    from bien.core.architectures.registry import read_architecture
+    from bien.core.build import prepare
+    from bien.core.executors.make import load_executor, rank_device
+    from bien.core.executors.rank import RankLoop
+
+    model = start.model
+    architecture = read_architecture(model.name, model.block_tokens, model.dtype, model.max_context)
+    pool = compose_pool(model, start.pool, start.plugins)
+    ctx, parts = prepare(pool, architecture, threads=start.threads)
+    steps.receive()  # Join
+    communicator = meet(rank_device(ctx.device, start.rank))
+    try:
+        executor = load_executor(ctx, communicator)
+        loop = RankLoop(executor)
+        threading.Thread(target=_follow, args=(loop.serve_blocks, blocks), daemon=True).start()
+        heads = parts["parallel"].kv_shard(architecture.kv_heads)
+        steps.send(Done(heads.start, heads.stop))
+        loop.run(steps)
+        executor.close()
+    finally:
+        communicator.close()
+    parts.close()
+
+
+def _follow(serve: Callable[[Link[BlocksDown]], None], blocks: Link[BlocksDown]) -> None:
+    serve(blocks)
+    WallClock().block(GRACE)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
