@@ -8,8 +8,11 @@ distribution. It imports this module (routers and trace formats also `bien.gatew
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from bien.core.architectures.base import Architecture, ArchitectureReader
+from bien.core.cache_folder import cache_folder
 from bien.core.clock import Clock
 from bien.core.errors import (
     BienError,
@@ -26,6 +29,7 @@ from bien.core.errors import (
 )
 from bien.core.executors.base import BlockIO, Executor
 from bien.core.hooks import hookimpl
+from bien.core.kernels.base import Kernels
 from bien.core.kv.events import EventBatch, KVEvent
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 from bien.core.kv.hashing import HASH_BYTES
@@ -45,6 +49,10 @@ from bien.core.speculation.speculator import (
     TargetHandle,
 )
 from bien.core.worker.transfers import Job, TimedTransfers, TransferPool, Transfers, make_transfers
+
+if TYPE_CHECKING:
+    from bien.core.executors.rows import GroupRows as GroupRows
+    from bien.core.kernels.torch_kernels import TorchKernels as TorchKernels
 
 __all__ = [
     "API",
@@ -66,11 +74,13 @@ __all__ = [
     "ExecutorPlan",
     "GenerateRequest",
     "GroupKind",
+    "GroupRows",
     "HostSpeculator",
     "Job",
     "KVEvent",
     "KVGroup",
     "KVStore",
+    "Kernels",
     "LinearMethod",
     "Mesh",
     "ModelError",
@@ -100,11 +110,13 @@ __all__ = [
     "TargetHandle",
     "TimedTransfers",
     "TokenIds",
+    "TorchKernels",
     "TraceError",
     "Transfer",
     "TransferPool",
     "Transfers",
     "UserError",
+    "cache_folder",
     "hookimpl",
     "make_transfers",
     "nearest",
@@ -131,3 +143,11 @@ def torch_executor(ctx: Context) -> Executor:
     from bien.core.executors.make import make_executor
 
     return make_executor(ctx)
+
+
+def __getattr__(name: str) -> Any:
+    # Classes that need torch: imported when a factory asks for them.
+    modules = {"GroupRows": "bien.core.executors.rows", "TorchKernels": "bien.core.kernels.torch_kernels"}
+    if name in modules:
+        return getattr(import_module(modules[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

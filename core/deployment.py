@@ -55,6 +55,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: Selection = Selection("fcfs")
     parallel: Selection = Selection("single")
     quantizer: Selection = Selection("none")
+    kernels: Selection = Selection("torch")
     executor: Selection = Selection("torch")
     speculator: Selection | None = None
     kv_store: Selection | None = None
@@ -95,7 +96,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _Fault = tuple[str, str]  # path and what is wrong there
-POOL_KINDS = ("scheduler", "parallel", "quantizer", "executor", "speculator", "kv_store")
+POOL_KINDS = ("scheduler", "parallel", "quantizer", "kernels", "executor", "speculator", "kv_store")
 GATEWAY_KINDS = ("router", "kv_index")
 _SIZES = ("memory", "kv_memory")  # bytes, or a number with a unit
 

@@ -1,4 +1,7 @@
-"""`Kernels`: the operations that a faster implementation may replace. Torch is the oracle."""
+"""`Kernels`: the operations that a faster implementation may replace. Torch is the oracle.
+
+A provider of kind "kernels" makes one per executor.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bien.core.executors.rows import GroupRows
+    from bien.core.quantization.quantizer import LinearMethod
 
 
 class Kernels(Protocol):
@@ -28,6 +32,10 @@ class Kernels(Protocol):
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
         ...
 
+    def add_rms_norm(self, x: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(x + update, rms_norm of that), all [N, width]. Neither argument changes."""
+        ...
+
     def rope(self, x: Tensor, angles: Tensor) -> None:
         """Rotate pairs (x[..., 2j], x[..., 2j+1]) in place: x [N, heads, d], angles [N, 1, d/2] complex
         cos + i sin."""
@@ -36,3 +44,16 @@ class Kernels(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of [N, 2 * width] = gate then up."""
         ...
+
+    def int8_linear(self, levels: Tensor, scale: Tensor, bias: Tensor | None) -> LinearMethod:
+        """x @ (levels * scale).T + bias: levels [out, in] int8, scale [out]. x is quantized like the weights,
+        symmetrically, with a scale per token; the product of the levels is exact."""
+        ...
+
+    def int4_linear(self, levels: Tensor, scale: Tensor, offset: Tensor, bias: Tensor | None) -> LinearMethod:
+        """x @ (scale * levels + offset).T + bias: levels [out, in] uint8 of 0..15, scale and offset
+        [out, in / group] in the compute dtype, values that float16 holds. x may be quantized to int8 with a
+        scale per token and group, not coarser."""
+        ...
+
+    def close(self) -> None: ...

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import GroupRows
 from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, attend_runs, plan_attention
+from bien.core.kernels.quantized import Int4Linear, Int8Linear
+from bien.core.quantization.quantizer import LinearMethod
 
 _COMPLEX = (torch.float32, torch.float64)
 
@@ -30,14 +32,31 @@ class TorchKernels:
 
     def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
         tokens, heads, d = query.shape
+        out = query.new_empty(tokens, heads * d)
+        self.attend_rows(query, rows, layer, scale, out)
+        return out
+
+    def attend_rows(
+        self,
+        query: Tensor,
+        rows: GroupRows,
+        layer: int,
+        scale: float,
+        out: Tensor,
+        members: list[int] | None = None,
+    ) -> None:
+        """`paged_attention` into `out` [N, heads * d], of the sequences `members` only if they are given (the
+        same ones for every layer of a step)."""
+        tokens, heads, d = query.shape
         keys, values = _views(rows.pool, layer, d)
         kv_heads = keys.shape[1]
         segments: list[Segment] | None = rows.plans.get("attention")
         if segments is None:
-            segments = plan_attention(rows, kv_heads, heads // kv_heads, query.dtype, self._scratch)
+            share = heads // kv_heads
+            segments = plan_attention(rows, kv_heads, share, query.dtype, self._scratch, members)
             rows.plans["attention"] = segments
         grouped = query.view(tokens, kv_heads, heads // kv_heads, d)
-        out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+        out = out.view(tokens, kv_heads, heads // kv_heads, d)
         for segment in segments:
             where, key, value, run = segment.entries, keys, values, attend
             if isinstance(where, Gathered):
@@ -56,10 +75,13 @@ class TorchKernels:
                 part = torch.empty_like(grouped[segment.query])
                 run(grouped[segment.query], key, value, segment, scale, part)
                 out[segment.query] = part
-        return out.view(tokens, heads * d)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + update
+        return total, torch.rms_norm(total, weight.shape, weight, eps)
 
     def rope(self, x: Tensor, angles: Tensor) -> None:
         tokens, heads, d = x.shape
@@ -72,6 +94,15 @@ class TorchKernels:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         width = gate_up.shape[-1] // 2
         return F.silu(gate_up.narrow(-1, 0, width)).mul_(gate_up.narrow(-1, width, width))
+
+    def int8_linear(self, levels: Tensor, scale: Tensor, bias: Tensor | None) -> LinearMethod:
+        return Int8Linear(levels, scale, bias)
+
+    def int4_linear(self, levels: Tensor, scale: Tensor, offset: Tensor, bias: Tensor | None) -> LinearMethod:
+        return Int4Linear(levels, scale, offset, bias)
+
+    def close(self) -> None:
+        pass
 
 
 def _target(rows: GroupRows) -> slice | Tensor:

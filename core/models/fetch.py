@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bien.core.architectures.builtin import BUILTIN, SMOLLM2
+from bien.core.cache_folder import cache_folder
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, ModelError, ResourceError, nearest
 from bien.core.models.gguf import Progress, convert
@@ -57,14 +58,6 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
             if not final.is_dir():
                 _build(str(name), home, final, progress)
     return final
-
-
-def cache_folder() -> Path:
-    """BIEN_CACHE, else bien/ in the user's cache folder."""
-    own = os.environ.get("BIEN_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bien"
 
 
 def _build(name: str, home: Path, final: Path, progress: Progress | None) -> None:

@@ -23,15 +23,16 @@ class LlamaLayer:
     def __init__(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
         prefix = f"model.layers.{index}."
         self.index, self.eps = index, float(a.config["rms_norm_eps"])
-        self.norm = parts.kernels.rms_norm
+        self.norm, self.add_norm = parts.kernels.rms_norm, parts.kernels.add_rms_norm
         self.input_norm = source.take(prefix + "input_layernorm.weight")
         self.post_norm = source.take(prefix + "post_attention_layernorm.weight")
         self.attention = Attention(prefix + "self_attn.", index, a, source, parts)
         self.feed_forward = FeedForward(prefix + "mlp.", a, source, parts)
 
     def __call__(self, hidden: Tensor, rows: Rows) -> Tensor:
-        hidden = hidden + self.attention(self.norm(hidden, self.input_norm, self.eps), rows)
-        return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
+        update = self.attention(self.norm(hidden, self.input_norm, self.eps), rows)
+        hidden, normed = self.add_norm(hidden, update, self.post_norm, self.eps)
+        return hidden.add_(self.feed_forward(normed))
 
     def fill(self, hidden: Tensor, rows: Rows) -> None:
         """Write the keys and values of tokens that enter this layer as `hidden`."""

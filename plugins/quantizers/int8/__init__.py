@@ -20,9 +20,10 @@ class Int8Config(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def make(config: Int8Config, ctx: Context) -> Quantizer:
+    from bien.core.api import TorchKernels
     from bien.plugins.quantizers.int8.linear import Int8Quantizer
 
-    return Int8Quantizer(head=config.head)
+    return Int8Quantizer(ctx.parts.get("kernels") or TorchKernels(), head=config.head)
 
 
 @hookimpl
