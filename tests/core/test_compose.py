@@ -38,7 +38,7 @@ class Made:
 
 @hookimpl
 def bien_providers():
-    kinds = ("scheduler", "parallel", "quantizer", "executor", "speculator", "kv_store", "router", "kv_index")
+    kinds = "scheduler parallel quantizer kernels executor speculator kv_store router kv_index".split()
     yield from (Provider(kind, "acme", Made, Parameters) for kind in kinds)
 """
 
