@@ -31,8 +31,9 @@ PROMPT = [70, 81, 92, 70, 81, 92, 33, 70, 81, 92, 70, 81]
 
 
 class Client:
-    def __init__(self, http: aiohttp.ClientSession, engine: Engine, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, engine: Engine, gateway: Gateway, url: str) -> None:
         self.engine = engine
+        self.gateway = gateway
         self.url = url
         self._http = http
 
@@ -43,17 +44,24 @@ class Client:
         return ids
 
     async def choice(self, **fields: Any) -> dict[str, Any]:
+        choice: dict[str, Any] = (await self.answer(**fields))["choices"][0]
+        return choice
+
+    async def answer(self, **fields: Any) -> dict[str, Any]:
         body = {"model": "toy", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
         async with self._http.post(
             "/v1/completions", json=body | {"return_token_ids": True} | fields
         ) as response:
             assert response.status == 200, await response.text()
-            choice: dict[str, Any] = (await response.json())["choices"][0]
-            return choice
+            answer: dict[str, Any] = await response.json()
+            return answer
 
 
 @asynccontextmanager
-async def serving(folder: Path, drafts: bool = False, eos: tuple[int, ...] = ()) -> AsyncIterator[Client]:
+async def serving(
+    folder: Path, drafts: bool = False, eos: tuple[int, ...] = (), **limits: Any
+) -> AsyncIterator[Client]:
+    """`limits`: of the gateway."""
     parts: dict[str, Any] = {"quantizer": NoQuantizer(), "parallel": Single()}
     if drafts:
         parts["speculator"] = PromptLookup(PromptLookupConfig(min_ngram=1))
@@ -61,9 +69,9 @@ async def serving(folder: Path, drafts: bool = False, eos: tuple[int, ...] = ())
     info = WorkerInfo("w", "g", "fp", block_tokens=8, max_context=256, slots=4, vocab_size=288)
     clock = WallClock()
     worker = InProcessClient(info, harness.engine, harness.executor, clock)
-    gateway = Gateway([worker], RoundRobin(), MemoryIndex(clock), clock, GatewaySpec(), rng=Random(0))
+    gateway = Gateway([worker], RoundRobin(), MemoryIndex(clock), clock, GatewaySpec(**limits), rng=Random(0))
     server = await serve(make_app(gateway, TextModel.load(folder), "toy", max_context=256), "127.0.0.1", 0)
     async with aiohttp.ClientSession(server.url) as http:
-        yield Client(http, harness.engine, server.url)
+        yield Client(http, harness.engine, gateway, server.url)
     await server.close()
     await gateway.close()
