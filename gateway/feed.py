@@ -1,4 +1,5 @@
-"""`IndexFeed`: keeps an index in step with the workers' events; one that lost its place gets a snapshot."""
+"""`IndexFeed`: keeps an index in step with the workers' events; one that lost its place gets a snapshot, the
+stored one where the index has a store, else the worker's."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ from bien.core.errors import PluginFault
 from bien.core.kv.events import EventBatch
 from bien.core.worker.client import WorkerClient
 from bien.gateway.faults import FAULTS
-from bien.gateway.index import KVIndex
+from bien.gateway.index import DurableIndex, KVIndex
 from bien.gateway.metrics import Totals
 
 log = logging.getLogger("bien.gateway")
 PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between snapshots that did not suffice
+STORED = 3  # attempts with the store, which is a little behind, before the worker is asked
 T = TypeVar("T")
 
 
 class IndexFeed:
     def __init__(self, index: KVIndex, clock: Clock, totals: Totals) -> None:
         self.resyncs = 0  # snapshots that a gap or a new generation made necessary
+        self.asked = 0  # snapshots that workers had to send
+        self.restored = 0  # times that the store had all there was to know
         self._index = index
         self._clock = clock
         self._totals = totals
@@ -76,6 +80,12 @@ class IndexFeed:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._held.clear()
+        if isinstance(self._index, DurableIndex):
+            try:
+                await self._index.stop()
+            except FAULTS:
+                self._totals.faults += 1
+                log.exception("%s failed at its end", type(self._index).__name__)
 
     def _resync(self, client: WorkerClient, held: list[EventBatch]) -> None:
         worker = client.info.id
@@ -85,22 +95,41 @@ class IndexFeed:
         task.add_done_callback(lambda done: self._fetched(worker, done))
 
     async def _fetch(self, client: WorkerClient, held: list[EventBatch]) -> None:
-        worker, pause = client.info.id, PAUSE
+        worker, pause, attempts = client.info.id, PAUSE, 0
         while client.alive:
-            snapshot = await client.snapshot()
-            try:
-                self._index.reset(worker, 0, snapshot.generation, snapshot.seq, snapshot.events)
-            except FAULTS as error:
-                self._totals.faults += 1
-                raise PluginFault(f"the index failed at it: {error!r}") from error
-            # What came while the snapshot travelled follows it, as far as it does not hold it already.
-            batches = [b for b in held if b.generation != snapshot.generation or b.seq > snapshot.seq]
+            restored = attempts < STORED and await self._restore(worker)
+            attempts = attempts + 1 if restored else STORED
+            batches = held[:] if restored else await self._ask(client, held)
             held.clear()
             if all(self._apply(batch) for batch in batches):
+                self.restored += restored
                 del self._held[worker]
                 return
+            if restored:
+                held[:0] = batches  # what is missing before them may be on its way to the store
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _restore(self, worker: str) -> bool:
+        if not isinstance(self._index, DurableIndex):
+            return False
+        try:
+            return await self._index.restore(worker, 0)
+        except FAULTS:
+            self._totals.faults += 1
+            log.exception("the index failed to restore worker %s", worker)
+            return False
+
+    async def _ask(self, client: WorkerClient, held: list[EventBatch]) -> list[EventBatch]:
+        """Set the index to the worker's own snapshot; what came while that travelled and follows it."""
+        self.asked += 1
+        snapshot = await client.snapshot()
+        try:
+            self._index.reset(client.info.id, 0, snapshot.generation, snapshot.seq, snapshot.events)
+        except FAULTS as error:
+            self._totals.faults += 1
+            raise PluginFault(f"the index failed at it: {error!r}") from error
+        return [b for b in held if b.generation != snapshot.generation or b.seq > snapshot.seq]
 
     def _fetched(self, worker: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(worker) is task:

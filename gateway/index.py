@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from bien.core.kv.events import EventBatch, KVEvent
 from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.published import Lease, Publication
 
 
 class KVIndex(Protocol):
@@ -36,3 +39,46 @@ class KVIndex(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class IndexHealth(msgspec.Struct, frozen=True):
+    """Of what stands behind an index. "away": it cannot be reached, serving goes on from the mirror."""
+
+    state: Literal["ok", "degraded", "away"]
+    reason: str = ""  # without credentials
+    seconds: float = 0.0  # in this state
+
+
+@runtime_checkable
+class DurableIndex(KVIndex, Protocol):
+    """An index whose workers publish their caches to a store that outlives a gateway.
+
+    The mirror is the read path all the same, and frames of connected workers feed it as ever; the store is
+    where a gateway finds workers and their caches when it starts, or has lost its place. None of the
+    methods raises because the store is away or holds what nobody can read: `health` says so.
+    """
+
+    @property
+    def publication(self) -> Publication:
+        """What workers need to publish; handed to them at their start."""
+        ...
+
+    @property
+    def health(self) -> IndexHealth: ...
+
+    async def start(self) -> None:
+        """Reach the store. ResourceError, naming it without credentials, when that is required and fails."""
+        ...
+
+    async def restore(self, worker: str, dp_rank: int) -> bool:
+        """Set what is known of a worker that has joined to what is stored of its generation. False: nothing
+        is stored, or not without a gap; then nothing has changed."""
+        ...
+
+    async def leases(self) -> list[Lease]:
+        """The workers that are alive, of any fingerprint."""
+        ...
+
+    async def stop(self) -> None:
+        """Before `close`: end what runs beside, and the connections."""
+        ...

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +24,7 @@ import msgspec
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, PluginError, ResourceError
 from bien.core.worker.loop import EngineThread
-from bien.core.worker.server import Server
+from bien.core.worker.server import PUBLISHER, Server
 from bien.core.worker.start import Failed, Progress, Ready, WorkerStart, line
 
 if TYPE_CHECKING:
@@ -73,12 +74,21 @@ async def _serve(start: WorkerStart, built: BuiltWorker, up: _Up, watch: _Parent
     server = Server(built.info, start.token)
     server.engine = EngineThread(built.engine, built.executor, server, depth=built.depth)
     host, port = await server.listen(start.host, start.port)
+    if start.publication is not None:
+        from bien.core.worker.publisher import Publisher
+
+        ask = partial(server.engine.snapshot, PUBLISHER)
+        server.publisher = Publisher(start.publication, built.info, host, port, ask)
+        server.publisher.start()
     server.engine.start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop, "SIGTERM")
     watch.on_loss(server.stop)
     up.send(Ready(host, port, built.info))
     reason = await server.stopped
-    await server.close(reason)
+    ends = [server.close(reason)]
+    if server.publisher is not None:
+        ends.append(server.publisher.close())
+    await asyncio.gather(*ends)
     built.parts.close()
     return 0 if reason == "stopped" else 1
 

@@ -73,6 +73,7 @@ class FrameMaker:
 
     def __init__(self, worker: str, generation: str, dp_rank: int = 0) -> None:
         self.seq = 0  # number of the newest batch
+        self.batch: EventBatch | None = None  # of the newest report, if it had events
         self._worker = worker
         self._generation = generation
         self._dp_rank = dp_rank
@@ -86,7 +87,7 @@ class FrameMaker:
         time: float = 0.0,
     ) -> dict[int, StepFrame]:
         """Every client gets events and load; outputs go to their owners only."""
-        batch = self._batch(report.events)
+        batch = self.batch = self._batch(report.events)
         outputs = requests.outputs(report.outputs)
         return {client: StepFrame(outputs.get(client, []), batch, stats, time) for client in clients}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from bien.core.errors import ResourceError, UserError
 from bien.core.kv.events import KVEvent
@@ -31,6 +31,10 @@ from bien.core.worker.messages import (
 from bien.core.worker.parts import Assembler, check_packing
 from bien.core.worker.wire import MAX_TO_WORKER, WireError, frame, to_worker_reader, tune
 
+if TYPE_CHECKING:
+    from bien.core.worker.publisher import Publisher
+
+PUBLISHER = 0  # in place of a gateway's number
 JOIN_SECONDS = 10.0  # how long a peer may take to say who it is
 MAX_UNSENT = 512 << 20  # bytes waiting for a gateway that does not read; more: it is dropped
 log = logging.getLogger("bien.worker")
@@ -43,6 +47,7 @@ class Server:
         self.info = info
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # with the reason
         self.engine: EngineThread  # set by `run`
+        self.publisher: Publisher | None = None  # set by `run`, where the worker publishes
         self._token = token
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Server | None = None
@@ -148,6 +153,8 @@ class Server:
         self._stats = stats
         for client, message in self._frames.frames(report, stats, self._gateways, self._requests).items():
             self._gateways[client].send(message)
+        if self.publisher is not None and self._frames.batch is not None:
+            self.publisher.add(self._frames.batch)
 
     def _refused(self, id: str, error: Exception) -> None:
         owner = self._requests.owner(id)
@@ -159,6 +166,8 @@ class Server:
         self._gateways[client].send(StepFrame([error_output(rid, error)]))
 
     def _snapshot(self, client: int, events: list[KVEvent]) -> None:
+        if client == PUBLISHER and self.publisher is not None:
+            self.publisher.snapshot(self._frames.snapshot(events))
         if client in self._gateways:
             self._gateways[client].send(self._frames.snapshot(events))
 

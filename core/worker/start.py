@@ -17,6 +17,7 @@ from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.entry_points import PluginRef
 from bien.core.errors import BienError, UserError, error_kinds
 from bien.core.worker.messages import WorkerInfo
+from bien.core.worker.published import Publication
 
 BUILDER = "bien.core.build:build_worker"
 MAX_MESSAGE = 8000  # characters of an error; a line must fit into the parent's stream buffer
@@ -36,6 +37,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int = 0  # grows with each restart; part of the worker's generation
     seed: int | None = None  # of the engine's generator; None: from the system
     die_with_parent: bool = True  # ask the kernel for a signal when the starting thread ends
+    publication: Publication | None = None  # where to publish lease, events and snapshots
     builder: str = BUILDER  # "module:function" that takes this and returns a BuiltWorker
 
 

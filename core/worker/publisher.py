@@ -1,0 +1,297 @@
+"""`Publisher`: a worker's lease, event batches and snapshots, written to Redis beside its work.
+
+On the I/O thread's event loop. `add` only puts a batch down; one task writes what has gathered. While Redis
+is away batches are kept up to a bound; beyond it a snapshot takes their place when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from bien.core.clock import WallClock
+from bien.core.kv.events import EventBatch
+from bien.core.worker.messages import Snapshot, WorkerInfo
+from bien.core.worker.publish_scripts import APPEND, CLAIM, RELEASE, SNAPSHOT
+from bien.core.worker.published import (
+    Keys,
+    Publication,
+    fps_key,
+    lease_fields,
+    write_entry,
+    write_snapshot,
+)
+from bien.core.worker.redis_link import explained, masked, redis_client, redis_trouble
+
+MAX_KEPT = 8 << 20  # bytes of hashes that wait for Redis
+MAX_ENTRY = 1 << 20  # bytes of hashes in one entry
+SNAPSHOT_ENTRIES = 1024  # after so many a new snapshot is due,
+SNAPSHOT_BYTES = 1 << 16  # or when the events since the last one weigh twice as much as it, at least this
+EVENT_BYTES = 64  # of an event without its hashes
+PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between attempts to reach a Redis that is away
+log = logging.getLogger("bien.worker")
+
+
+class Fenced(Exception):
+    """Another life of this worker holds the lease."""
+
+
+class Lost(Exception):
+    """The lease is gone: it expired, or the server has forgotten it."""
+
+
+class Publisher:
+    def __init__(
+        self, to: Publication, info: WorkerInfo, host: str, port: int, ask_snapshot: Callable[[], None]
+    ) -> None:
+        """`ask_snapshot` is answered by `snapshot`, some time later, in order with the batches."""
+        self.failures = 0  # commands that failed
+        self.dropped = 0  # batches that a snapshot had to replace
+        self.connected = False
+        self._to = to
+        self._info = info
+        self._host = host
+        self._port = port
+        self._ask_snapshot = ask_snapshot
+        self._keys = Keys(to.namespace, info.fp)
+        self._clock = WallClock()
+        self._client: Any = redis_client(to.url, to.timeout_seconds)
+        self._trouble = redis_trouble()
+        self._scripts: dict[str, Any] = {}
+        self._wake = asyncio.Event()
+        self._kept: list[EventBatch] = []  # not in the stream yet
+        self._kept_bytes = 0
+        self._taken: tuple[Snapshot, str] | None = None  # not written yet; what follows it lies behind the id
+        self._asked = False  # a snapshot is on its way
+        self._least = 0  # a snapshot must hold this batch: it was dropped
+        self._held = False  # the lease is ours, as far as we know
+        self._taking = True  # the first claim takes the lease from an older life
+        self._renewal = 0.0  # when the lease is to be renewed
+        self._seq = 0  # of the newest batch in the stream
+        self._at = "0-0"  # id of the newest entry of ours
+        self._snapshot_at = ""  # the same when the last snapshot was written; "": there is none
+        self._snapshot_bytes = 0
+        self._since_entries = 0  # since the last snapshot, as are the next
+        self._since_bytes = 0
+        self._warned = ""
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="publisher")
+
+    def add(self, batch: EventBatch) -> None:
+        """The worker's next batch."""
+        self._kept.append(batch)
+        self._kept_bytes += _weight(batch)
+        if self._kept_bytes > MAX_KEPT:
+            self.dropped += len(self._kept)
+            self._least = batch.seq
+            self._kept, self._kept_bytes = [], 0
+            self._snapshot_at = ""
+        if self._held:
+            self._wake.set()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """What was asked for."""
+        self._asked = False
+        self._taken = snapshot, self._at
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Take the lease back, so that nobody looks for this worker any more."""
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            if self._held:
+                keys = self._keys
+                names = (keys.lease(self._info.id), keys.snapshot(self._info.id), keys.workers)
+                async with asyncio.timeout(0.5):
+                    await self._script(RELEASE, names, self._info.generation, self._info.id)
+        except self._trouble:
+            pass  # it expires by itself
+        finally:
+            await self._client.aclose(close_connection_pool=True)
+
+    # Below: on the task.
+
+    async def _run(self) -> None:
+        attempts = 0
+        while not self._stopping:  # a command that is cancelled may end as if nothing had happened
+            try:
+                await self._turn()
+                attempts = 0
+            except (Fenced, Lost) as error:
+                self._held = False
+                self._renewal = 0.0
+                if isinstance(error, Fenced):
+                    self._warn(f"another worker {self._info.id!r} has taken its lease: {error}")
+                    await self._clock.sleep(self._to.lease_seconds / 3)
+            except self._trouble as error:
+                self.failures += 1
+                self.connected = False
+                self._renewal = 0.0  # who knows what is there when it is back
+                self._warn(explained(error))
+                await self._clock.sleep(PAUSES[min(attempts, len(PAUSES) - 1)])
+                attempts += 1
+            except Exception:  # a fault of our own: serving must not end with it
+                self.failures += 1
+                log.exception("worker %r failed to publish", self._info.id)
+                await self._clock.sleep(PAUSES[-1])
+
+    async def _turn(self) -> None:
+        """Write what is due, then wait for more."""
+        if self._clock.time() >= self._renewal:
+            await self._claim()
+        await self._flush()
+        if self._taken is not None:
+            await self._write_snapshot()
+        elif self._snapshot_due():
+            self._asked = True
+            self._ask_snapshot()
+        if self._kept or self._taken is not None:
+            return
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(max(0.0, self._renewal - self._clock.time())):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        await self._clock.sleep(self._to.flush_seconds)
+
+    async def _claim(self) -> None:
+        to, keys, id = self._to, self._keys, self._info.id
+        fields = lease_fields(self._info, self._host, self._port, self._seq)
+        answer = await self._script(
+            CLAIM,
+            (keys.lease(id), keys.snapshot(id), keys.events, keys.workers),
+            self._info.generation,
+            _ms(to.lease_seconds),
+            _ms(to.keep_seconds),
+            "1" if self._taking else "0",
+            id,
+            to.stream_bytes,
+            *(part for pair in fields.items() for part in pair),
+        )
+        state = answer[0].decode()
+        if state == "fenced":
+            raise Fenced(answer[1].decode(errors="replace"))
+        first, last, kept, now = answer[1].decode(), answer[2].decode(), answer[3], int(answer[4])
+        # Another slot of a cluster than the rest: not in the script.
+        fps, keep = fps_key(to.namespace), _ms(to.keep_seconds)
+        await self._client.zadd(fps, {self._info.fp: now})
+        await self._client.zremrangebyscore(fps, "-inf", now - keep)
+        await self._client.pexpire(fps, keep)
+        self._taking = False
+        self._held = True
+        if not self.connected:
+            self.connected = True
+            if self._warned:
+                log.warning("worker %r publishes again", id)
+                self._warned = ""
+        self._renewal = self._clock.time() + to.lease_seconds / 3
+        if state == "new" or not kept or self._trimmed(first):
+            self._snapshot_at, self._taken = "", None
+            self._at = last
+
+    def _trimmed(self, first: str) -> bool:
+        """Whether entries behind our snapshot may be gone from the stream, which begins at `first`."""
+        if not self._since_entries or not self._snapshot_at:
+            return False
+        return not first or _order(first) > _order(self._snapshot_at)
+
+    async def _flush(self) -> None:
+        while self._kept:
+            count = weight = 0
+            while count < len(self._kept) and (not count or weight < MAX_ENTRY):
+                weight += _weight(self._kept[count])
+                count += 1
+                if count < len(self._kept) and self._kept[count].seq != self._kept[count - 1].seq + 1:
+                    break  # what lies between was dropped
+            batches = self._kept[:count]
+            entry = write_entry(batches)
+            answer = await self._script(
+                APPEND,
+                (self._keys.lease(self._info.id), self._keys.events),
+                self._info.generation,
+                self._to.stream_entries,
+                batches[-1].seq,
+                _ms(self._to.keep_seconds),
+                entry,
+            )
+            self._at = self._checked(answer)
+            self._seq = batches[-1].seq
+            self._since_entries += 1
+            self._since_bytes += len(entry)
+            if self._kept[:1] == batches[:1]:  # else all was dropped meanwhile
+                del self._kept[:count]
+                self._kept_bytes -= weight
+
+    def _snapshot_due(self) -> bool:
+        if self._asked:
+            return False
+        return (
+            not self._snapshot_at
+            or self._since_entries >= SNAPSHOT_ENTRIES
+            or self._since_bytes > max(SNAPSHOT_BYTES, 2 * self._snapshot_bytes)
+        )
+
+    async def _write_snapshot(self) -> None:
+        taken = self._taken
+        assert taken is not None
+        snapshot, at = taken
+        data = write_snapshot(snapshot, at)
+        if len(data) > self._to.snapshot_bytes:
+            self._warn(f"its snapshot of {len(data)} bytes is larger than {self._to.snapshot_bytes}")
+            data = b""
+        self._checked(
+            await self._script(
+                SNAPSHOT,
+                (self._keys.lease(self._info.id), self._keys.snapshot(self._info.id)),
+                self._info.generation,
+                "0",
+                _ms(self._to.keep_seconds),
+                data,
+            )
+        )
+        if self._taken is taken:
+            self._taken = None
+        self._snapshot_at = at if snapshot.seq >= self._least else ""
+        self._snapshot_bytes = len(data)
+        self._since_entries = self._since_bytes = 0
+
+    def _checked(self, answer: list[bytes]) -> str:
+        state, value = answer[0].decode(), answer[1].decode(errors="replace")
+        if state == "fenced":
+            raise Fenced(value)
+        if state == "lost":
+            raise Lost
+        return value
+
+    async def _script(self, text: str, keys: tuple[str, ...], *arguments: Any) -> Any:
+        script = self._scripts.get(text)
+        if script is None:
+            script = self._scripts[text] = self._client.register_script(text)
+        return await script(keys=keys, args=arguments)
+
+    def _warn(self, why: str) -> None:
+        if why != self._warned:  # once, not at each attempt
+            self._warned = why
+            log.warning("worker %r does not publish to %s: %s", self._info.id, masked(self._to.url), why)
+
+
+def _weight(batch: EventBatch) -> int:
+    return sum(len(event.hashes) + EVENT_BYTES for event in batch.events)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
+
+
+def _order(id: str) -> tuple[int, int]:
+    ms, _, number = id.partition("-")
+    return int(ms), int(number or 0)

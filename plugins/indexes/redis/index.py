@@ -1,0 +1,357 @@
+"""`RedisIndex`: a mirror that can start from Redis, follows the stream, and notices what it has missed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from bien.core.api import Context, EventBatch, KVEvent, ResourceError
+from bien.gateway.api import (
+    FIELD,
+    DecodingError,
+    Entry,
+    IndexHealth,
+    Keys,
+    Lease,
+    Publication,
+    WorkerInfo,
+    explained,
+    fps_key,
+    read_batches,
+    read_entry,
+    read_lease,
+)
+from bien.plugins.indexes._mirror import Mirror
+from bien.plugins.indexes.redis import RedisConfig
+from bien.plugins.indexes.redis.link import Link
+from bien.plugins.indexes.redis.metrics import IndexCollector
+from bien.plugins.indexes.redis.starts import PAGE, Starts, order
+from bien.plugins.indexes.redis.watched import Watched
+
+AWAY = (0.1, 0.2, 0.5, 1.0)  # seconds between attempts while Redis is away
+log = logging.getLogger("bien.gateway")
+
+
+class RedisIndex:
+    """A `DurableIndex`. Workers that `join` are connected: their frames feed the mirror, the stream only
+    fills in. Those that are only followed (`follow`) are fed by the stream and their leases alone."""
+
+    def __init__(self, config: RedisConfig, ctx: Context) -> None:
+        self.undecodable = 0  # entries, snapshots and leases under our keys that nobody can read
+        self.lost_leases = 0
+        self.restores = 0  # caches taken from Redis
+        self._config = config
+        self._clock = ctx.clock
+        self._mirror = Mirror(ctx.clock)
+        self._link = Link(config.url, config.timeout_seconds, ctx.clock)
+        self._starts = Starts(self._link, config.namespace, self._unreadable)
+        self._watched: dict[str, Watched] = {}
+        self._cursors: dict[str, str] = {}  # by fp: where in its stream we are; "": not known yet
+        self._heals: dict[str, asyncio.Task[bool]] = {}
+        self._unread = ""  # what the newest undecodable thing was
+        self._unread_at = 0.0
+        self._check_at = 0.0
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        if ctx.metrics is not None:
+            ctx.metrics.register(IndexCollector(self))
+
+    # KVIndex
+
+    def join(self, info: WorkerInfo) -> None:
+        self._watch(Watched(info, connected=True))
+
+    def leave(self, worker: str) -> None:
+        self._watched.pop(worker, None)
+        if (task := self._heals.pop(worker, None)) is not None:
+            task.cancel()
+        self._mirror.leave(worker)
+
+    def apply(self, batch: EventBatch) -> bool:
+        return self._mirror.apply(batch)
+
+    def reset(self, worker: str, dp_rank: int, generation: str, seq: int, events: list[KVEvent]) -> None:
+        self._mirror.reset(worker, dp_rank, generation, seq, events)
+        if (watched := self._watched.get(worker)) is not None:
+            for entry in watched.unpark():
+                self._offer(watched, entry)
+
+    def predict(self, worker: str, dp_rank: int, hashes: bytes, ttl: float) -> None:
+        self._mirror.predict(worker, dp_rank, hashes, ttl)
+
+    def overlaps(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
+        return self._mirror.overlaps(hashes, targets)
+
+    def close(self) -> None:
+        self._stopping = True
+        for task in (self._task, *self._heals.values()):
+            if task is not None:
+                task.cancel()
+        self._starts.close()
+        self._mirror.close()
+
+    # DurableIndex
+
+    @property
+    def publication(self) -> Publication:
+        return self._config.publication
+
+    @property
+    def leased(self) -> int:
+        """Workers that have joined and hold a lease."""
+        return sum(w.leased for w in self._watched.values())
+
+    @property
+    def up(self) -> bool:
+        return self._link.up
+
+    @property
+    def failures(self) -> int:
+        return self._link.failures
+
+    @property
+    def health(self) -> IndexHealth:
+        seconds = self._clock.time() - self._link.since
+        if not self._link.up:
+            return IndexHealth("away", f"{self._link.name}: {self._link.reason}", seconds)
+        missing = sorted(w.info.id for w in self._watched.values() if not w.leased and w.looked)
+        if missing:
+            return IndexHealth("degraded", f"without a lease: {', '.join(missing)}", seconds)
+        if self._unread:
+            return IndexHealth(
+                "degraded", f"{self.undecodable} undecodable, the last: {self._unread}", seconds
+            )
+        return IndexHealth("ok", "", seconds)
+
+    async def start(self) -> None:
+        try:
+            await self._link.client.ping()
+            await self._link.client.eval("return 1", 0)
+        except self._link.trouble as error:
+            if self._config.on_failure == "refuse":
+                await self._link.close()
+                raise ResourceError(
+                    f"the index cannot use Redis at {self._link.name}: {explained(error)}; start it, correct "
+                    "the URL (--redis, gateway.kv_index.url), or serve without it until it is there: "
+                    'gateway.kv_index.on_failure = "mirror"'
+                ) from None
+            self._link.failed(error)
+        self._task = asyncio.create_task(self._run(), name="redis index")
+
+    async def restore(self, worker: str, dp_rank: int) -> bool:
+        watched = self._watched.get(worker)
+        if watched is None:
+            return False
+        watched.park()
+        try:
+            await self._cursor(watched.info.fp)  # before the stream is read: entries after it are followed
+            start = await self._starts.read(watched.info, dp_rank)
+        except self._link.trouble as error:
+            self._link.failed(error)
+            return False
+        if start is None or self._watched.get(worker) is not watched:
+            return False
+        position = self._mirror.position(worker, dp_rank)
+        if position is None or position.lost or position.seq <= start.last:  # else frames have overtaken it
+            snapshot = start.snapshot
+            self._mirror.reset(worker, dp_rank, snapshot.generation, snapshot.seq, snapshot.events)
+            for batch in start.batches:
+                self._mirror.apply(batch)
+        for entry in watched.unpark():
+            self._offer(watched, entry)
+        self.restores += 1
+        return True
+
+    async def leases(self) -> list[Lease]:
+        client: Any = self._link.client
+        found: list[Lease] = []
+        try:
+            for name in await client.zrange(fps_key(self._config.namespace), 0, -1):
+                keys = Keys(self._config.namespace, name.decode(errors="replace"))
+                ids = await client.zrange(keys.workers, 0, -1)
+                names = [keys.lease(id.decode(errors="replace")) for id in ids]
+                found += filter(None, await self._read_leases(names))
+        except self._link.trouble as error:
+            self._link.failed(error)
+        return found
+
+    async def stop(self) -> None:
+        self._stopping = True
+        tasks = [t for t in (self._task, *self._heals.values()) if t is not None]
+        for task in tasks:
+            task.cancel()
+        self._starts.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._link.close()
+
+    # What is beside the contract.
+
+    def follow(self, info: WorkerInfo) -> None:
+        """As `join`, for a worker that sends us no frames."""
+        self._watch(Watched(info, connected=False))
+        self._heal(info.id)
+
+    def _watch(self, watched: Watched) -> None:
+        self.leave(watched.info.id)
+        self._mirror.join(watched.info)
+        self._watched[watched.info.id] = watched
+        self._cursors.setdefault(watched.info.fp, "")
+        self._check_at = 0.0
+
+    async def _run(self) -> None:
+        attempts = 0
+        while not self._stopping:  # a command that is cancelled may end as if nothing had happened
+            try:
+                for fp in {w.info.fp for w in self._watched.values()}:
+                    await self._follow(fp)
+                if self._clock.time() >= self._check_at:
+                    await self._check()
+                    pause = self._config.lease_seconds / (3 if self.leased == len(self._watched) else 12)
+                    self._check_at = self._clock.time() + pause
+                    await self._link.client.ping()  # also when there is nobody to look after
+                self._link.works()
+                attempts = 0
+                await self._clock.sleep(self._config.poll_seconds)
+            except self._link.trouble as error:
+                self._link.failed(error)
+                self._check_at = 0.0
+                await self._clock.sleep(AWAY[min(attempts, len(AWAY) - 1)])
+                attempts += 1
+            except Exception:  # a fault of our own must not end it
+                log.exception("following %s failed", self._link.name)
+                await self._clock.sleep(AWAY[-1])
+
+    # The stream.
+
+    async def _cursor(self, fp: str) -> str:
+        if not self._cursors.get(fp):
+            key = Keys(self._config.namespace, fp).events
+            newest = await self._link.client.xrevrange(key, count=1)
+            self._cursors[fp] = self._cursors.get(fp) or (newest[0][0].decode() if newest else "0-0")
+        return self._cursors[fp]
+
+    async def _follow(self, fp: str) -> None:
+        key, cursor = Keys(self._config.namespace, fp).events, await self._cursor(fp)
+        while True:
+            page = await self._link.client.xrange(key, min=f"({cursor}", max="+", count=PAGE)
+            for id, fields in page:
+                cursor = self._cursors[fp] = id.decode()
+                try:
+                    self._entry(read_entry(fields.get(FIELD, b"")))
+                except DecodingError as error:
+                    self._unreadable(error)
+            if len(page) < PAGE:
+                return
+
+    def _entry(self, entry: Entry) -> None:
+        watched = self._watched.get(entry.worker)
+        if watched is None or entry.generation != watched.info.generation:
+            return  # another life; leases tell which one is true
+        if not watched.parked(entry):
+            self._offer(watched, entry)
+
+    def _offer(self, watched: Watched, entry: Entry) -> None:
+        """Apply what continues the mirror; nearly always the frames were first."""
+        position = self._mirror.position(entry.worker, entry.dp_rank)
+        if position is None or entry.last <= position.seq:
+            return
+        if position.lost or entry.first > position.seq + 1:
+            if not watched.connected:  # else frames are on their way, or the gateway restores it already
+                self._heal(entry.worker)
+            return
+        try:
+            batches = read_batches(entry, len(watched.info.group_kinds))
+        except DecodingError as error:
+            self._unreadable(error)
+            return
+        for batch in batches:
+            self._mirror.apply(batch)
+
+    # Leases.
+
+    async def _check(self) -> None:
+        """Leases that came, went, or are another life's; mirrors that are behind what was published."""
+        watched = list(self._watched.values())
+        names = [Keys(self._config.namespace, w.info.fp).lease(w.info.id) for w in watched]
+        for w, lease in zip(watched, await self._read_leases(names), strict=True):
+            if self._watched.get(w.info.id) is w:
+                self._compare(w, lease)
+        for fp in {w.info.fp for w in watched}:
+            await self._check_stream(fp)
+
+    def _compare(self, watched: Watched, lease: Lease | None) -> None:
+        id, info = watched.info.id, watched.info
+        before, watched.leased = (
+            watched.leased,
+            lease is not None and lease.info.generation == info.generation,
+        )
+        watched.looked = True
+        if lease is None:
+            if before:
+                self.lost_leases += 1
+                log.warning("worker %s has lost its lease in %s", id, self._link.name)
+                if not watched.connected:
+                    self._mirror.join(info)  # it may be gone: nothing is known of it
+            watched.published = 0
+        elif not watched.leased:
+            if not watched.connected:
+                self.follow(lease.info)
+        else:
+            position = self._mirror.position(id, 0)
+            behind = position is not None and (position.lost or position.seq < watched.published)
+            if behind or not (before or watched.connected):
+                self._heal(id)
+            watched.published = lease.seq
+
+    async def _check_stream(self, fp: str) -> None:
+        """A stream that was deleted, or came back from an older copy, begins anew below our cursor."""
+        newest = await self._link.client.xrevrange(Keys(self._config.namespace, fp).events, count=1)
+        cursor = self._cursors.get(fp, "")
+        if cursor and (not newest or order(newest[0][0].decode()) < order(cursor)):
+            self._cursors[fp] = "0-0"
+
+    async def _read_leases(self, names: list[str]) -> list[Lease | None]:
+        pipe: Any = self._link.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hgetall(name)
+        leases: list[Lease | None] = []
+        for fields in await pipe.execute(raise_on_error=False) if names else ():
+            lease = None
+            if isinstance(fields, Exception):
+                if not str(fields).startswith("WRONGTYPE"):
+                    raise fields
+                self._unreadable(fields)
+            elif fields:
+                try:
+                    lease = read_lease(fields)
+                except DecodingError as error:
+                    self._unreadable(error)
+            leases.append(lease)
+        return leases
+
+    def _heal(self, worker: str) -> None:
+        """Restore it beside all else."""
+        if worker not in self._heals:
+            task = self._heals[worker] = asyncio.create_task(self._catch_up(worker))
+            task.add_done_callback(lambda done: self._healed(worker, done))
+
+    async def _catch_up(self, worker: str) -> bool:
+        watched = self._watched.get(worker)
+        if watched is None or (watched.connected and watched.parking):
+            return False  # the gateway restores it
+        return await self.restore(worker, 0)
+
+    def _healed(self, worker: str, task: asyncio.Task[bool]) -> None:
+        if self._heals.get(worker) is task:
+            del self._heals[worker]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("worker %s could not be restored from %s", worker, self._link.name, exc_info=error)
+
+    def _unreadable(self, error: Exception) -> None:
+        self.undecodable += 1
+        self._unread_at = self._clock.time()
+        text = str(error)
+        if text != self._unread:
+            self._unread = text
+            log.warning("%s holds under the keys of this index %s; it is left out", self._link.name, text)
