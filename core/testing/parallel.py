@@ -7,18 +7,72 @@ compute from them must be, after `collect`, the unsharded product, on every rank
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from bien.core.errors import UserError
+from bien.core.architectures.base import Architecture
+from bien.core.errors import CollectiveError, UserError
 from bien.core.parallel.strategy import ParallelStrategy, Point
 
 T = TypeVar("T")
 
+
+class ThreadCommunicator:
+    """`Communicator` between threads of this process. `of` makes all of a world."""
+
+    def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.world = rank, len(table)
+        self._table, self._barrier = table, barrier
+
+    @classmethod
+    def of(cls, world: int, seconds: float = 20.0) -> list[ThreadCommunicator]:
+        """One per rank; `seconds` until a peer that does not come is given up."""
+        table: list[Any] = [None] * world
+        barrier = threading.Barrier(world, timeout=seconds)
+        return [cls(rank, table, barrier) for rank in range(world)]
+
+    def sum(self, x: Tensor) -> Tensor:
+        return torch.stack(self.gather(x)).sum(0)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        found: list[Tensor] = self._swap(x)
+        return found
+
+    def largest(self, value: int) -> int:
+        return int(max(self._swap(value)))
+
+    def close(self) -> None:
+        self._barrier.abort()
+
+    def _swap(self, value: Any) -> list[Any]:
+        self._table[self.rank] = value
+        try:
+            self._barrier.wait()
+            found = list(self._table)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise CollectiveError(f"rank {self.rank} cannot reach a peer") from None
+        shapes = {(v.shape, v.dtype) for v in found if isinstance(v, Tensor)}
+        assert len(shapes) < 2, f"ranks exchange tensors of different shapes: {shapes}"
+        return found
+
+
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, WIDTH, VOCAB = 8, 4, 6, 24, 40, 64
+ARCHITECTURE = Architecture(
+    name="llama",
+    model="toy",
+    layers=1,
+    hidden_size=HIDDEN,
+    vocab_size=VOCAB,
+    max_context=64,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM,
+)
 _LAYER = "model.layers.0."
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Q, K, V, O = (f"{_LAYER}self_attn.{p}_proj.weight" for p in "qkvo")  # noqa: E741
@@ -40,15 +94,16 @@ SHAPES = {
 
 class ParallelSuite:
     """`worlds` are the sizes to test, `illegal` sizes that `mesh` must refuse. The shapes of the toy model
-    (above) divide by 1, 2 and 4."""
+    (`ARCHITECTURE`) divide by 1, 2 and 4."""
 
     worlds: tuple[int, ...] = (1,)
     illegal: tuple[int, ...] = (0,)
     timeout = 20.0  # seconds until a collective that does not return is a failure
 
     def build(self, rank: int, world: int) -> ParallelStrategy:
-        """The strategy of one rank. Ranks of one world are built one after the other, rank 0 first, and
-        then called at the same time, each from a thread of its own; all live in this process."""
+        """The strategy of one rank, connected (`ThreadCommunicator.of(world)`). Ranks of one world are built
+        one after the other, rank 0 first, and then called at the same time, each from a thread of its own;
+        all live in this process."""
         raise NotImplementedError
 
     def test_mesh_holds_every_rank(self) -> None:

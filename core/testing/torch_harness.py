@@ -35,15 +35,17 @@ class TorchHarness(Harness):
         depth: int = 1,
         max_context: int = 256,
         eos: tuple[int, ...] = (),
+        executor: Any = None,
     ) -> None:
+        """`executor`: in the place of one that is made here, from a context like it; pools are allocated."""
         architecture = read_architecture(folder, block_tokens, dtype, max_context)
-        executor: Any = make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
+        executor = executor or make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
         self.executor = executor
         self.groups = executor.groups
         sizes = tuple(blocks if g.paged else slots + snapshots for g in self.groups)
         executor.allocate(sizes, slots, max_context)
         self.cache = KVCache(self.groups, sizes, block_tokens, slots)
-        drafter = executor.drafter
+        drafter = getattr(executor, "local", executor).drafter
         self._scheduler = scheduler
         self._host = None if drafter else parts.get("speculator")
         self.engine = Engine(

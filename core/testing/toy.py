@@ -92,7 +92,8 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             ("mlp.down_proj", hidden, inner),
         ):
             yield f"{prefix}{name}.weight", (rows, columns)
-            if config.get("attention_bias") and name.startswith("self_attn"):
+            kind = "attention_bias" if name.startswith("self_attn") else "mlp_bias"
+            if config.get(kind):
                 yield f"{prefix}{name}.bias", (rows,)
         yield f"{prefix}input_layernorm.weight", (hidden,)
         yield f"{prefix}post_attention_layernorm.weight", (hidden,)

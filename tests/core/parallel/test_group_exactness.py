@@ -1,0 +1,152 @@
+"""Several ranks say what one says: float64, tiny models, every way of running a request.
+
+The same conversations and ways as in test_exactness.py; ranks are threads here, processes in test_group.py.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bien.core.providers import Context
+from bien.core.request import SamplingParams
+from bien.core.testing.torch_harness import TorchHarness
+from bien.core.testing.toy import write_toy
+from bien.core.testing.toy_hybrid import write_tiny_hybrid
+from bien.plugins.kv_stores.host import bien_providers as host_stores
+from bien.plugins.parallel.single import Single
+from bien.plugins.quantizers.int8 import bien_providers as int8
+from bien.plugins.quantizers.none import bien_providers as no_quantizers
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.speculators.early_exit import bien_providers as early_exits
+from bien.plugins.speculators.prompt_lookup import bien_providers as prompt_lookups
+from tests.core.parallel.thread_group import thread_group
+from tests.core.test_exactness import WAYS, _make, harness, play
+
+GREEDY = SamplingParams(12, temperature=0.0, ignore_eos=True, seed=5)
+SAMPLED = SamplingParams(12, temperature=0.9, top_p=0.95, repetition_penalty=1.2, ignore_eos=True, seed=5)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("llama", {}),
+    "untied, biases": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "3 kv heads": ("llama", {"num_key_value_heads": 3, "vocab_size": 261}),
+    "1 kv head": ("llama", {"num_key_value_heads": 1}),
+    "qwen3": ("qwen3", {"attention_bias": True}),
+    "hybrid": ("tiny_hybrid", {}),
+}
+# Of every model all ways on 2 ranks would take a minute.
+CASES = [
+    ("tied", 2, list(WAYS)),
+    ("untied, biases", 2, ["small chunks, overlap"]),
+    ("3 kv heads", 2, ["host tier"]),
+    ("3 kv heads", 3, ["early exit, preempted, host tier"]),
+    ("1 kv head", 3, ["prompt lookup, preempted, host tier"]),
+    ("qwen3", 2, ["preempted", "early exit"]),
+    ("hybrid", 2, ["small chunks, overlap", "preempted", "host tier", "prompt lookup, preempted, host tier"]),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    made = {}
+    for name, (kind, changes) in MODELS.items():
+        folder = base / name.replace(" ", "-")
+        made[name] = (
+            write_tiny_hybrid(folder, **changes)
+            if kind == "tiny_hybrid"
+            else write_toy(folder, kind, **changes)
+        )
+    return made
+
+
+def group_harness(
+    folder: Path, world: int, budget: int = 512, drafter: str = "", store: bool = False, **fields: Any
+) -> TorchHarness:
+    def parts(ctx: Context) -> dict[str, Any]:
+        found = {"quantizer": _make(no_quantizers, ctx)}
+        if drafter == "early-exit":
+            found["speculator"] = _make(early_exits, ctx, layers=1)
+        return found
+
+    host = {"speculator": _make(prompt_lookups, Context(), min_ngram=1)} if drafter == "prompt-lookup" else {}
+    group = thread_group(folder, world, parts, dtype=fields.get("dtype", "float64"))
+    h = TorchHarness(folder, Fcfs(FcfsConfig(token_budget=budget)), host, executor=group, **fields)
+    if store:
+        h.use_store(_make(host_stores, Context(groups=h.groups, io=group.io), capacity_bytes=1 << 24))
+    return h
+
+
+@pytest.mark.parametrize(("model", "world", "ways"), CASES, ids=[f"{m}, {w} ranks" for m, w, _ in CASES])
+def test_the_text_is_that_of_one_rank(
+    model: str, world: int, ways: list[str], folders: dict[str, Path]
+) -> None:
+    for sampling in (GREEDY, SAMPLED):
+        reference = play(harness(folders[model]), sampling, together=True)
+        assert len({tuple(said) for said in reference}) > 3
+        for name in ways:
+            way = WAYS[name]
+            h = group_harness(folders[model], world, **way)
+            assert play(h, sampling, together=True) == reference, name
+            stats = h.engine.stats()
+            if way.get("drafter"):
+                assert stats.drafted > 0, name
+                assert stats.accepted > 0 or sampling is SAMPLED, name
+            h.engine.close()
+            h.executor.close()
+
+
+def test_logprobs_are_those_of_one_rank(folders: dict[str, Path]) -> None:
+    asking = SamplingParams(6, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    found = []
+    for h in (harness(folders["tied"]), group_harness(folders["tied"], 2)):
+        results = []
+        finish = h.engine.finish
+
+        def taking(result: Any, finish: Any = finish, results: list[Any] = results) -> Any:
+            results.extend([*(result.logprobs or {}).values(), *(result.prompt_logprobs or {}).values()])
+            return finish(result)
+
+        h.engine.finish = taking  # type: ignore[method-assign]
+        h.submit("x", list(range(3, 40)), sampling=asking)
+        h.run()
+        found.append([np.frombuffer(r.chosen, np.float32) for r in results])
+    assert len(found[0]) > 6
+    for one, two in zip(*found, strict=True):
+        assert np.allclose(one, two, atol=1e-5)
+
+
+def test_int8_stays_close(folders: dict[str, Path]) -> None:
+    """Lossy in its own way: a rank scales the activations that it sees, a part of those that one rank sees."""
+    folder, prompt = folders["tied"], [random.Random(3).randrange(3, 90) for _ in range(50)]
+    one = {"quantizer": _make(int8, Context()), "parallel": Single()}
+    two = thread_group(folder, 2, lambda ctx: {"quantizer": _make(int8, ctx)}, dtype="float32")
+    exact, alone, together = (
+        first_logits(h, prompt)
+        for h in (
+            harness(folder, dtype="float32"),
+            TorchHarness(folder, Fcfs(FcfsConfig()), one, dtype="float32"),
+            TorchHarness(folder, Fcfs(FcfsConfig()), {}, dtype="float32", executor=two),
+        )
+    )
+    loss = [float(np.linalg.norm(found - exact) / np.linalg.norm(exact)) for found in (alone, together)]
+    assert 0 < loss[1] < 1.5 * loss[0] < 0.2, loss
+    assert not np.array_equal(alone, together)
+
+
+def first_logits(h: TorchHarness, prompt: list[int]) -> Any:
+    seen = []
+    model = getattr(h.executor, "local", h.executor).model
+    head = model.head
+
+    def watched(hidden: Any) -> Any:
+        seen.append(head(hidden))
+        return seen[-1]
+
+    model.head = watched
+    h.submit("x", prompt, max_tokens=1)
+    h.run()
+    return seen[-1].numpy()[-1]
