@@ -1,4 +1,4 @@
-"""Echoed prompts and the log-probabilities of prompts: a toy model in float64 against transformers, scripts."""
+"""Echoed prompts and log-probabilities of prompts: a toy model in float64 against transformers, scripts."""
 
 from __future__ import annotations
 
