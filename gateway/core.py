@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from types import TracebackType
 
@@ -34,9 +34,9 @@ from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
 from bien.gateway.roster import Member
 from bien.gateway.routing import Decision, Router
-from bien.gateway.stream import Stream
+from bien.gateway.stream import MAX_LOSSES, Stream
+from bien.gateway.trial import Trial
 
-MAX_PLACEMENTS = 3  # a request that killed so many workers is not tried again
 log = logging.getLogger("bien.gateway")
 
 
@@ -74,6 +74,10 @@ class Gateway:
         self._predict_ttl = predict_ttl
         recorded = GatewayMetrics(metrics, self._read) if metrics is not None else None
         self._ledger = Ledger(clock, self.totals, self._admission, router, recorded, tracer)
+        self._trial = Trial()
+        self._replaced: set[asyncio.Task[None]] = (
+            set()
+        )  # clients that are being closed, others in their place
         self._joined = asyncio.Event()  # set and replaced whenever a worker joins
         self._closed = False
         for client in workers:
@@ -111,15 +115,23 @@ class Gateway:
         not so many are free, UserError when there are not so many."""
         return self._admission.admit(places)
 
-    def generate(self, request: GenerateRequest, slot: Slot | None = None) -> Generation:
+    def generate(
+        self,
+        request: GenerateRequest,
+        slot: Slot | None = None,
+        restart: Callable[[], None] | None = None,
+    ) -> Generation:
         """`async with gateway.generate(request) as stream: async for output in stream: ...`
 
         Entering admits (unless `slot` is held: then the caller releases it), checks, and places the
         request; leaving before the last output aborts it. The gateway writes seed, chain, predicted
         tokens and traceparent into `request`. Raises UserError, ContextLengthError, OverloadError; while
         iterating also WorkerDiedError and what the worker reports.
+
+        A request whose worker dies is placed again as long as the stream has given out nothing; whoever
+        can forget what he was given passes `restart`: it is called, and all comes again from the start.
         """
-        return Generation(self, request, slot)
+        return Generation(self, request, slot, restart)
 
     # Workers.
 
@@ -136,7 +148,11 @@ class Gateway:
             )
         old = self._members.get(info.id)
         if old is not None:
+            self.totals.deaths += 1
             self._drop(old, "another worker took its name")
+            closing = asyncio.get_running_loop().create_task(old.client.close())
+            self._replaced.add(closing)
+            closing.add_done_callback(self._replaced.discard)
         self._members[info.id] = Member(client)
         client.attach(self)
         self._feed.join(client)
@@ -173,6 +189,7 @@ class Gateway:
     def _drop(self, member: Member, reason: str) -> None:
         del self._members[member.id]
         self._feed.leave(member.id)
+        self._trial.blame(list(member.streams.values()))
         for stream in member.streams.values():
             self._ledger.lost(stream, reason)
             stream.lose(reason)
@@ -191,6 +208,7 @@ class Gateway:
         self._admission.shut("the gateway is going down")
         self._closed = True
         await self._feed.close()
+        await asyncio.gather(*self._replaced, return_exceptions=True)
         for member in list(self._members.values()):
             self._drop(member, "the gateway is going down")
             await member.client.close()
@@ -204,7 +222,9 @@ class Gateway:
 
     # Below: called by Generation and Stream.
 
-    async def begin(self, request: GenerateRequest, slot: Slot) -> Stream:
+    async def begin(
+        self, request: GenerateRequest, slot: Slot, restart: Callable[[], None] | None = None
+    ) -> Stream:
         check_parameters(request)
         if request.sampling.seed is None:
             seed = self._rng.getrandbits(63)
@@ -212,7 +232,7 @@ class Gateway:
         await self._workers_for(request)
         assert self._chains is not None
         self._chains.name(request)
-        stream = Stream(request, slot.since, self._recover)
+        stream = Stream(request, slot.since, self._recover, restart)
         self._ledger.opened(stream)
         try:
             self._place(stream)
@@ -233,16 +253,25 @@ class Gateway:
             self._ledger.ended(stream, "abort")
 
     async def _recover(self, stream: Stream) -> None:
-        if stream.streamed or stream.placements == MAX_PLACEMENTS:
+        if stream.streamed or stream.losses == MAX_LOSSES:
             self._ledger.ended(stream, "error")
             raise WorkerDiedError(f"worker {stream.worker} died ({stream.lost}) after {_progress(stream)}")
         try:
-            await self._workers_for(stream.request)
+            await self._turn(stream)
             self._place(stream)
         except BaseException as error:
             self._ledger.ended(stream, "error" if isinstance(error, Exception) else "abort")
             raise
         self.totals.replaced += 1
+
+    async def _turn(self, stream: Stream) -> None:
+        """Wait for a worker; before the last placement also until nobody else is on trial."""
+        await self._workers_for(stream.request)
+        while stream.suspect and stream.acquit is None:
+            await self._trial.enter(stream)
+            if not self.infos:  # others must not wait for their turn as well as for a worker
+                self._trial.leave(stream)
+                await self._workers_for(stream.request)
 
     def _place(self, stream: Stream) -> None:
         """The best member gets it. What a jumped simulation owes is settled first."""
@@ -298,18 +327,25 @@ class Gateway:
 class Generation:
     """What `Gateway.generate` returns: enter it for the stream, leave it to have done with the request."""
 
-    __slots__ = ("_gateway", "_own", "_request", "_slot", "_stream")
+    __slots__ = ("_gateway", "_own", "_request", "_restart", "_slot", "_stream")
 
-    def __init__(self, gateway: Gateway, request: GenerateRequest, slot: Slot | None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: GenerateRequest,
+        slot: Slot | None,
+        restart: Callable[[], None] | None,
+    ) -> None:
         self._gateway = gateway
         self._request = request
+        self._restart = restart
         self._slot = slot
         self._own = slot is None
 
     async def __aenter__(self) -> Stream:
         slot = self._slot = self._slot or self._gateway.admit()
         try:
-            self._stream = await self._gateway.begin(self._request, slot)
+            self._stream = await self._gateway.begin(self._request, slot, self._restart)
         except BaseException:
             self._release()
             raise
@@ -336,6 +372,6 @@ def _valid(decision: Decision, targets: int, prompt_tokens: int) -> bool:
 
 
 def _progress(stream: Stream) -> str:
-    if stream.output_tokens:
+    if stream.streamed:
         return f"{stream.output_tokens} tokens had been streamed"
-    return f"{stream.placements} workers had died of or with this request"
+    return f"{stream.losses} workers had died of or with this request"

@@ -71,15 +71,21 @@ class Ledger:
                 stream.span.first_token(stream)
         stream.last = end
         stream.output_tokens += output.count
+        if stream.acquit is not None and not stream.repeatable:
+            stream.acquit()
         self._totals.output_tokens += output.count
 
     def lost(self, stream: Stream, reason: str) -> None:
+        if stream.acquit is not None:
+            stream.acquit()
         if stream.span is not None:
             stream.span.lost(stream.worker, reason)
 
     def ended(self, stream: Stream, finish: str) -> None:
         """Once per stream."""
         stream.finish = finish
+        if stream.acquit is not None:
+            stream.acquit()
         now = self._clock.time()
         finished = self._totals.finished
         finished[finish] = finished.get(finish, 0) + 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bien.gateway.roster import Member
     from bien.gateway.spans import RequestSpan
 
+MAX_LOSSES = 3  # a request that cost so many workers is not tried again
 Recover = Callable[["Stream"], Awaitable[None]]  # place it again, or raise
 
 
@@ -56,6 +57,8 @@ class Stream:
         self.output_tokens = 0
         self.finish: str | None = None
         self.lost = ""  # why its worker died, until it is placed again
+        self.losses = 0  # workers that died of it, for all that is known
+        self.acquit: Callable[[], None] | None = None  # ends its trial, while it is on trial (trial.py)
         self.streamed = False  # whether its consumer has had anything that stays; written here
         self._outputs: deque[Output] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -71,6 +74,16 @@ class Stream:
     def worker(self) -> str:
         """The worker that it was last placed at."""
         return self.member.id if self.member else ""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether its consumer would take all of it again."""
+        return self._restart is not None
+
+    @property
+    def suspect(self) -> bool:
+        """Whether one more loss is its last."""
+        return self.losses == MAX_LOSSES - 1
 
     def push(self, output: Output) -> None:
         self._outputs.append(output)

@@ -24,7 +24,8 @@ from bien.core.worker.messages import Output
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, serve
 
-Step = str | list[int] | Output | asyncio.Event | Exception
+AGAIN = ("again",)  # a step: a worker died, and all comes again
+Step = str | list[int] | Output | asyncio.Event | Exception | tuple[str]
 
 
 @dataclass
@@ -56,7 +57,7 @@ class FakeGateway:
     def generate(self, request: GenerateRequest, slot: Any = None, restart: Any = None) -> FakeGeneration:
         assert isinstance(slot, FakeSlot), "no slot was taken"
         self.requests.append(request)
-        return FakeGeneration(self, request)
+        return FakeGeneration(self, request, restart)
 
     def text(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids())
@@ -77,6 +78,7 @@ class FakeSlot:
 class FakeGeneration:
     gateway: FakeGateway
     request: GenerateRequest
+    restart: Any = None
     done: bool = False
 
     async def __aenter__(self) -> AsyncIterator[Output]:
@@ -97,6 +99,10 @@ class FakeGeneration:
                 self.gateway.waiting.set()
                 await step.wait()
                 continue
+            if step == AGAIN:
+                self.restart()
+                first = True
+                continue
             if isinstance(step, Exception):
                 self.done = True
                 raise step
@@ -109,7 +115,7 @@ class FakeGeneration:
                 output.cached, first = self.gateway.cached, False
             yield output
 
-    def _output(self, step: str | list[int] | Output) -> Output:
+    def _output(self, step: Any) -> Output:
         if isinstance(step, Output):
             return step
         ids = self.gateway.text(step) if isinstance(step, str) else step

@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from bien.core.errors import ContextLengthError, OverloadError, WorkerDiedError
+from tests.gateway.http.conftest import AGAIN
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -135,27 +136,11 @@ async def test_an_error_after_the_first_token_ends_the_stream_as_an_error(
 
 
 async def test_an_answer_that_is_not_streamed_survives_a_workers_death(sdk: AsyncOpenAI, fake: Any) -> None:
-    class Once(list[Any]):
-        tries = 0
-
-        def __iter__(self) -> Any:
-            self.tries += 1
-            return iter(["he", WorkerDiedError("gone")] if self.tries == 1 else ["he", "llo"])
-
-    fake.script = Once()
-    answer = await sdk.completions.create(model="toy", prompt="a")
+    fake.script = ["hey", "you", AGAIN, "he", "llo"]
+    answer = await sdk.completions.create(model="toy", prompt="a", extra_body={"return_token_ids": True})
     assert answer.choices[0].text == "hello"
-    assert len(fake.requests) == 2
-
-
-async def test_what_kills_workers_before_its_first_token_is_not_tried_again(
-    sdk: AsyncOpenAI, fake: Any
-) -> None:
-    """The gateway has placed it several times by then; each attempt would cost as many workers again."""
-    fake.script = [WorkerDiedError("gone")]
-    with pytest.raises(openai.InternalServerError):
-        await sdk.completions.create(model="toy", prompt="a")
-    assert len(fake.requests) == 1
+    assert answer.choices[0].model_extra["token_ids"] == [*fake.text("he"), *fake.text("llo")]
+    assert answer.usage.completion_tokens == len(answer.choices[0].model_extra["token_ids"])
 
 
 async def test_an_unknown_model_is_not_found(sdk: AsyncOpenAI, fake: Any) -> None:
