@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -21,3 +22,16 @@ def available_host_bytes(group: Path = GROUP) -> int:
         return free if limit == "max" else min(free, max(0, int(limit) - used))
     except (OSError, ValueError):
         return free
+
+
+def return_free_memory() -> None:
+    """Give freed memory that the allocator keeps back to the system, where the C library can (glibc).
+
+    What loading made and dropped on the way, full-precision layers between their quantized ones, else stays
+    resident as holes: 320 MB for a model of 135 million parameters in int8.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)

@@ -17,6 +17,7 @@ from bien.core.executors.rank_messages import Join
 from bien.core.executors.ranks import END_SECONDS, Ranks
 from bien.core.executors.torch_executor import TorchExecutor
 from bien.core.kernels.torch_kernels import TorchKernels
+from bien.core.memory import return_free_memory
 from bien.core.models.fetch import resolve_model
 from bien.core.models.registry import ModelParts, load_model
 from bien.core.parallel.communicator import Communicator
@@ -48,6 +49,9 @@ def make_group(ctx: Context, ranks: Ranks, world: int) -> GroupExecutor:
         remotes = ranks.open(world, ctx.threads)
         for remote in remotes:
             made.callback(remote.kill)
+        for remote in remotes:
+            remote.answer()
+        for remote in remotes:
             remote.send(Join())
         try:
             communicator = ranks.communicator(0, world, rank_device(ctx.device, 0))
@@ -88,6 +92,7 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
     parts = ModelParts(quantizer, strategy, kernels, DTYPES[ctx.dtype], device)
     with torch.inference_mode():
         model = load_model(architecture, folder, parts)
+    return_free_memory()
     drafter = device_drafter(ctx.parts.get("speculator"))
     groups = executor_groups(architecture, drafter)
     if communicator is not None:
