@@ -82,7 +82,7 @@ def differences(a: Card, b: Card) -> list[Difference]:
     """Fields of the cards that keep two results from being compared.
 
     What was asked for must be equal. What was measured must be close: shares within 0.01; lags of the client
-    both below or both above what makes a result invalid. The corpus is its hash, wherever it was read from.
+    at most what makes a result invalid, or the same. The corpus is its hash, wherever it was read from.
     """
     found = [] if a.corpus.hash == b.corpus.hash else [("corpus.hash", a.corpus.hash, b.corpus.hash)]
     for name in Card.__struct_fields__:

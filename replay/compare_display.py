@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bien.replay.compare import Comparison
+from bien.replay.report.words import clean
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
@@ -14,7 +15,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     console = console or Console()
 
     def say(text: str, style: str = "") -> None:
-        console.print(Text(text, style), soft_wrap=True)
+        console.print(Text(clean(text), style), soft_wrap=True)
 
     for d in comparison.unlike:
         say(f"FORCED, cards are unlike: {d.field}: {_text(d.a)} | {_text(d.b)}", "bold red")

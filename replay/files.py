@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bien.core.errors import ResourceError
+from bien.core.errors import ResourceError, UserError
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
@@ -27,6 +28,13 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise ResourceError(f"cannot write {what} {path}: {error.strerror or error}") from None
+
+
+def spare(path: Path, read: Iterable[Path], what: str) -> None:
+    """UserError when `path`, where `what` is to be written, is one of the files that it is made from."""
+    for file in read:
+        if path == file or (path.exists() and file.exists() and path.samefile(file)):
+            raise UserError(f"{path} is read to make the {what}; valid: another place for it")
 
 
 def pretty(value: Any) -> bytes:

@@ -20,6 +20,7 @@ from bien.replay.files import pretty, write_whole
 from bien.replay.metrics import Throughput
 from bien.replay.options import ReplayOptions
 from bien.replay.result import Result, check_folder
+from bien.replay.turns_file import turns_path
 
 SCHEMA = "bien.ladder/1"
 HIGHEST = 4096
@@ -113,18 +114,21 @@ def climb(
     Raises:
         BienError: a cap or option is wrong (before anything runs), or a rung failed.
     """
+    if not json.name or json.is_dir():
+        raise UserError(f"--json is {str(json)!r}, a folder; valid: a file, the rungs' results get its name")
     workers = sum(pool.count for pool in deployment.pool)
     rungs = []
     for cap in caps:
         trees = concurrency if concurrency is not None else cap * workers
         load = msgspec.structs.replace(options, concurrency=trees).check()
         rungs.append((cap, _composed(deployment, cap, manager), load, rung_path(json, cap)))
-    for path in (ladder_path(json), plot_path(json), *(path for *_, path in rungs)):
+    results = [path for *_, path in rungs]
+    for path in (ladder_path(json), plot_path(json), *results, *map(turns_path, results)):
         check_folder(path)
     ladder: Ladder | None = None
     for number, (cap, chosen, load, path) in enumerate(rungs, 1):
         trees = load.concurrency
-        say(f"rung {number}/{len(rungs)}: at most {cap} running a worker, {trees} session trees at a time")
+        say(f"rung {number}/{len(rungs)}: at most {cap} running a worker, {_trees(trees)}")
         result, interrupted = run(chosen, load, path)
         if ladder is None and result is not None:
             accelerators = sum(pool.count * pool.devices for pool in deployment.pool)
@@ -152,6 +156,26 @@ def mark(rungs: Sequence[Rung]) -> None:
         rung.efficient = id(rung) in points and not any(
             a >= x and b >= y and (a, b) != (x, y) for a, b in points.values()
         )
+
+
+def read_ladder(path: Path) -> Ladder:
+    """UserError naming the file when it is no ladder of this schema."""
+    try:
+        ladder = msgspec.json.decode(path.read_bytes(), type=Ladder)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UserError(f"{path} is no ladder: {error}") from None
+    if ladder.schema != SCHEMA:
+        raise UserError(f"{path} has schema {ladder.schema!r}; valid: {SCHEMA!r}")
+    return ladder
+
+
+def rung_of(ladder: Ladder, name: str, result: Result) -> Rung | None:
+    """The rung whose result is the file `name`, unless another run has been written there since."""
+    for rung in ladder.rungs:
+        if rung.result == name:
+            p50, through = result.interactivity.p50, result.throughput.per_accelerator
+            return rung if (rung.interactivity.p50, rung.throughput) == (p50, through) else None
+    return None
 
 
 def check_alone(url: str | None, report: Path | None) -> None:
@@ -187,8 +211,8 @@ def _composed(deployment: Deployment, cap: int, manager: PluginManager) -> Deplo
 def _rung(cap: int, workers: int, load: ReplayOptions, path: Path, result: Result) -> Rung:
     notes = []
     if (trees := min(result.sessions.count, load.concurrency)) < cap * workers:
-        text = f"{trees} session trees at a time for {workers} x {cap} places"
-        notes.append(f"{text}: without sub-agents the cap cannot fill")
+        text = f"{_trees(trees)} for {workers} x {cap} places: without sub-agents the cap cannot fill"
+        notes.append(text)
     return Rung(
         cap=cap,
         concurrency=load.concurrency,
@@ -201,3 +225,7 @@ def _rung(cap: int, workers: int, load: ReplayOptions, path: Path, result: Resul
         reasons=list(result.validity.reasons),
         notes=notes,
     )
+
+
+def _trees(count: int) -> str:
+    return f"{count} session tree{'' if count == 1 else 's'} at a time"

@@ -17,7 +17,7 @@ LATENCY = ("TTFT\np50 ms", "\np90 ms", "cache\nhit", "Pareto")
 
 def say(text: str) -> None:
     """A line beside the results."""
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def finish_ladder(climbing: Iterator[Ladder], json: Path) -> int:
@@ -30,6 +30,9 @@ def finish_ladder(climbing: Iterator[Ladder], json: Path) -> int:
     finally:
         if ladder is not None and ladder.rungs:
             _leave(ladder, json)
+        elif ladder is not None:
+            plot_path(json).unlink(missing_ok=True)  # of an earlier ladder
+            say(f"interrupted in the first rung: {ladder_path(json)} has none")
     if ladder is None or ladder.interrupted:
         return INTERRUPTED
     return 0 if all(rung.throughput.output for rung in ladder.rungs) else 1
@@ -46,7 +49,9 @@ def print_ladder(ladder: Ladder, console: Console | None = None) -> None:
     console.print(table)
     for rung in ladder.rungs:
         for text in (*(f"not valid: {reason}" for reason in rung.reasons), *rung.notes):
-            console.print(f"cap {rung.cap}: {text}", style="yellow", highlight=False, soft_wrap=True)
+            console.print(
+                f"cap {rung.cap}: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
+            )
     if ladder.interrupted:
         console.print("interrupted: later rungs are missing", style="yellow", highlight=False)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
 from bien.replay.files import write_whole
 from bien.replay.ladder import Ladder, Rung
+from bien.replay.report.words import clean
 
 NEAR = 0.025  # of an axis: rungs this close share a label
 COLOUR = "#2c6fb3"
@@ -23,9 +25,11 @@ def write_plot(path: Path, ladder: Ladder) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 5.0), dpi=150, layout="constrained")
-    _draw(figure.add_subplot(), ladder)
+    draw_curve(figure.add_subplot(), ladder)
     data = io.BytesIO()
-    figure.savefig(data, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of a name: a box
+        figure.savefig(data, format="png")
     write_whole(path, data.getvalue(), "plot")
 
 
@@ -45,7 +49,8 @@ def labels(rungs: list[Rung]) -> list[tuple[float, float, str]]:
     return [(x, y, ", ".join(map(str, caps))) for (x, y), caps in groups]
 
 
-def _draw(axes: Any, ladder: Ladder) -> None:
+def draw_curve(axes: Any, ladder: Ladder) -> None:
+    """On matplotlib axes."""
     placed = [(p, r) for r in ladder.rungs if (p := r.point) is not None]
     frontier = sorted(p for p, r in placed if r.efficient)
     if frontier:
@@ -59,16 +64,26 @@ def _draw(axes: Any, ladder: Ladder) -> None:
         if points:
             x, y = zip(*points, strict=True)
             axes.scatter(x, y, s=48, marker=marker, facecolor=face, edgecolor=edge, zorder=3, label=name)
+    width = 1.12 * max((p[0] for p, _ in placed), default=1.0) or 1.0
+    height = 1.15 * max((p[1] for p, _ in placed), default=1.0) or 1.0
     for right, up, text in labels(ladder.rungs):
-        axes.annotate(text, (right, up), xytext=(7, 6), textcoords="offset points", fontsize=10)
-    axes.set_xlim(0, 1.12 * max((p[0] for p, _ in placed), default=1.0))
-    axes.set_ylim(0, 1.15 * max((p[1] for p, _ in placed), default=1.0))
+        left = right > width / 2  # a long label must not leave the axes
+        axes.annotate(
+            text,
+            (right, up),
+            xytext=(-7 if left else 7, 6),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontsize=10,
+        )
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, height)
     axes.set_xlabel("interactivity: tokens/s of a request, median")
     axes.set_ylabel("output tokens/s per accelerator")
     count = f"{ladder.workers} worker{'s' if ladder.workers > 1 else ''}"
-    title = f"{ladder.model}, {ladder.kind}, {count}; labels: batch cap of a worker"
+    title = f"{clean(ladder.model)}, {ladder.kind}, {count}; labels: batch cap of a worker"
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     axes.grid(color="#e4e7eb", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     if placed:
-        axes.legend(frameon=False, loc="lower left")
+        axes.legend(framealpha=1, edgecolor="#c4cad1", loc="lower left")  # a frame: its marks are no points

@@ -22,9 +22,12 @@ def compare(
     """Put two results side by side. Refused if they did not measure the same load."""
     from bien.replay.compare import compare as put
     from bien.replay.compare_display import print_comparison
-    from bien.replay.files import pretty, write_whole
-    from bien.replay.result import read_result
+    from bien.replay.files import pretty, spare, write_whole
+    from bien.replay.result import check_folder, read_result
 
+    if json is not None:
+        spare(json, (a, b), "comparison")
+        check_folder(json, "comparison")
     comparison = put(read_result(a), read_result(b), (a, b), force=force)
     if json is not None:
         write_whole(json, pretty(comparison), "comparison")

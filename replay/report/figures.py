@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import io
-import unicodedata
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from bien.replay.ladder import Ladder, Rung
+from bien.replay.ladder_plot import draw_curve
 from bien.replay.metrics import Distribution
 from bien.replay.report.timeline import Span, Timeline, scale
+from bien.replay.report.words import clock_text, plain
 from bien.replay.result import Cache
 from bien.replay.turns_file import TurnLine
 
 WIDTH = 11.0  # inches; the page scales it
 LANE = 0.21
-NAME = 30  # characters
+TICKS = 9
+THIN = 1.2  # points: what failed at once is seen too
 VECTORS = 3000  # spans; more are drawn as pixels
 COLOURS = {
     "gap": "#d9d9d9",
@@ -66,7 +70,11 @@ def draw_run(sessions: Sequence[Timeline]) -> str:
 def _lanes(figure: Any, rows: list[tuple[str, list[Span]]]) -> None:
     spans = [s for _, row in rows for s in row]
     axes = figure.add_axes((0.17, 0.36 / figure.get_figheight(), 0.82, 1 - 0.46 / figure.get_figheight()))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.tick_params(axis="y", length=0)
     if not spans:
+        axes.set_xticks([])
         return
     place = scale(spans)
     for a, b in place.cut:
@@ -77,22 +85,25 @@ def _lanes(figure: Any, rows: list[tuple[str, list[Span]]]) -> None:
         for y, (_, row) in enumerate(rows):
             bars = [(place.at(s.start), place.at(s.end) - place.at(s.start)) for s in row if s.doing == doing]
             if bars:
+                edge = THIN if doing in ("failed", "cut") else 0
                 axes.broken_barh(
-                    bars, (y - thick / 2, thick), facecolors=colour, linewidth=0, rasterized=pixels, zorder=2
+                    bars, (y - thick / 2, thick), color=colour, linewidth=edge, rasterized=pixels, zorder=2
                 )
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.tick_params(axis="y", length=0)
     width = place.places[-1]
-    axes.set_xlim(0, width)
-    ticks = np.linspace(0, width, 9)
-    axes.set_xticks(ticks, [clock_text(place.time(t), place.times[-1] - place.times[0]) for t in ticks])
-    axes.xaxis.get_majorticklabels()[-1].set_horizontalalignment("right")
+    axes.set_xlim(0, width or 1.0)
+    ticks = np.linspace(0, width, TICKS) if width else np.zeros(1)
+    whole, step = place.times[-1] - place.times[0], width / (TICKS - 1)
+    axes.set_xticks(ticks, [clock_text(place.time(t), whole, step) for t in ticks])
+    if width:
+        axes.xaxis.get_majorticklabels()[-1].set_horizontalalignment("right")
 
 
 def draw_distributions(turns: Sequence[TurnLine], ttft: Distribution, tpot: Distribution) -> str:
-    """TTFT and TPOT of turns without error, with the result's percentiles; TTFT against what was computed."""
+    """TTFT and TPOT of turns without error, with the result's percentiles; TTFT against what was computed.
+    Empty without such a turn."""
     good = [t for t in turns if not t.error and t.ended is not None]
+    if not any(t.ttft is not None for t in good):
+        return ""
 
     def draw(figure: Any) -> None:
         left, middle, right = figure.subplots(1, 3)
@@ -118,6 +129,8 @@ def draw_distributions(turns: Sequence[TurnLine], ttft: Distribution, tpot: Dist
                 _logarithmic(right.set_xscale, right.xaxis, "symlog", linthresh=100)
                 right.set_xlim(left=0)
             right.legend(edgecolor="none", framealpha=0.8, fontsize=7.5)
+        else:
+            _nothing(right, "cached tokens are not known")
         right.set_title("TTFT ms against uncached prompt tokens", fontsize=9, loc="left")
         figure.tight_layout()
 
@@ -126,16 +139,18 @@ def draw_distributions(turns: Sequence[TurnLine], ttft: Distribution, tpot: Dist
 
 def _histogram(axes: Any, title: str, values: list[float], marks: Distribution) -> None:
     axes.set_title(title, fontsize=9, loc="left")
-    axes.set_ylabel("turns")
     if not values:
+        _nothing(axes, "no turn has one")
         return
+    axes.set_ylabel("turns")
     low, high = min(values), max(values)
     if marks.p99 is not None and marks.p50 and high > 2 * marks.p99 and marks.p99 < 3 * marks.p50:
-        beyond = 1.2 * marks.p99  # a few far off would press all others into one bar
-        left_out = sum(v > beyond for v in values)
-        values = [v for v in values if v <= beyond]
-        axes.set_title(f"{title} ({left_out} more up to {high:,.4g})", fontsize=9, loc="left")
-        high = max(values)
+        near = [v for v in values if v <= 1.2 * marks.p99]  # a few far off would press all into one bar
+        if near:
+            axes.set_title(
+                f"{title} ({len(values) - len(near)} more up to {high:,.4g})", fontsize=9, loc="left"
+            )
+            values, high = near, max(near)
     if low > 0 and high > 10 * low:
         _logarithmic(axes.set_xscale, axes.xaxis)
         bins: Any = np.geomspace(low, high, 41)
@@ -151,11 +166,23 @@ def _histogram(axes: Any, title: str, values: list[float], marks: Distribution) 
     axes.legend(edgecolor="none", framealpha=0.8, fontsize=7.5)
 
 
+def _nothing(axes: Any, why: str) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color="#5d6875")
+
+
 def _logarithmic(set_scale: Callable[..., None], axis: Any, kind: str = "log", **more: float) -> None:
     """With ticks as plain numbers: matplotlib's are formulas, which are not drawn here."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     set_scale(kind, **more)
+    if kind == "log":
+        low, high = axis.get_view_interval()
+        decades = math.log10(high / low)
+        axis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 2.5 else (1,))
+        )
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -166,6 +193,18 @@ def cache_parts(cache: Cache) -> list[tuple[str, float]]:
         return []
     losses = [(name, float(getattr(cache.loss, name))) for name in cache.loss.__struct_fields__]
     return [("achieved", cache.achieved), *losses, ("new content", 1 - cache.ideal)]
+
+
+def draw_ladder(ladder: Ladder, here: Rung) -> str:
+    """The ladder's curve; a ring around the rung that is `here`."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_axes((0.07, 0.14, 0.62, 0.78))
+        draw_curve(axes, ladder)
+        if here.point is not None:
+            axes.scatter(*here.point, s=230, facecolor="none", edgecolor="#e6862a", lw=1.6, zorder=4)
+
+    return _svg("ladder", 0, draw, height=4.2)
 
 
 def draw_cache(cache: Cache) -> str:
@@ -190,31 +229,6 @@ def draw_cache(cache: Cache) -> str:
         axes.set_xticks(np.linspace(0, 1, 11), [f"{x:.0%}" for x in np.linspace(0, 1, 11)])
 
     return _svg("cache", 0, draw, height=0.85)
-
-
-def clean(text: str) -> str:
-    """What XML cannot hold is replaced."""
-    return "".join(
-        c if c == "\n" or unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-
-
-def plain(text: str) -> str:
-    """A name for an axis: clean and not too long."""
-    text = text.replace("\n", " ")
-    return clean(text if len(text) <= NAME else text[: NAME - 1] + "…")
-
-
-def clock_text(seconds: float, whole: float) -> str:
-    """A time of a run that lasts `whole` seconds."""
-    if whole < 20:
-        return f"{seconds:.1f} s"
-    if whole < 300:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds) // 60
-    if whole < 3600:
-        return f"{minutes}:{round(seconds) % 60:02} min"
-    return f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def _svg(salt: str, rows: int, draw: Callable[[Any], None], height: float | None = None) -> str:

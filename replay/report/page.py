@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,16 +12,21 @@ import msgspec
 from jinja2 import Environment, StrictUndefined
 from rich.console import Console
 
-from bien.replay.files import write_whole
+from bien.core.errors import UserError
+from bien.replay.files import spare, write_whole
+from bien.replay.ladder import Ladder, Rung, ladder_path, read_ladder, rung_of
 from bien.replay.metrics import Distribution
 from bien.replay.report import figures
 from bien.replay.report.timeline import Timeline, timelines
+from bien.replay.report.words import clean, counted
 from bien.replay.result import Cache, Card, Result, check_folder, read_result
 from bien.replay.turns_file import TurnLine, read_turns, turns_path
 
 SESSIONS = 24  # drawn one by one
 SHOWN = 48  # in the drawing of all
 ROWS = 80  # lanes of one session
+CAUSES = 8  # of failed turns
+CAUSE = 300  # characters
 PERCENTILES = Distribution.__struct_fields__
 KEY = {
     "ttft": "sent, no token yet (queue and prefill: TTFT)",
@@ -45,26 +51,36 @@ MEASURED = ("coverage", "overload", "errors", "length_mismatch", "send_lag_ms", 
 def draw(result: Path, out: Path, records: Path | None = None) -> None:
     """Draw the run of a result.json. Its turns are in `records`, else beside it, if there are any.
 
+    If a ladder.json beside it has it as a rung, the page has the ladder's curve.
+
     Raises:
-        UserError: there is no such result, or `records` are not its turns.
+        UserError: there is no such result, `records` are not its turns, or `out` is one of these files.
         ResourceError: `out` cannot be written.
     """
-    check_folder(out, "report")
-    read = read_result(result)
     if records is None and turns_path(result).exists():
         records = turns_path(result)
-    turns = read_turns(records, result) if records is not None else None
-    write_whole(out, render(read, turns, str(result)).encode(), "report")
-    Console(stderr=True).print(f"written to {out}", highlight=False, soft_wrap=True)
+    spare(out, [result, *([records] if records else [])], "report")
+    check_folder(out, "report")
+    read = _read(result)
+    turns = _turns(records, result, read) if records is not None else None
+    ladder = _ladder(result, read)
+    write_whole(out, render(read, turns, str(result), ladder).encode(), "report")
+    Console(stderr=True).print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
 
 
-def render(result: Result, turns: Sequence[TurnLine] | None, source: str) -> str:
-    """The page. Without `turns` it has no timelines and no histograms, and says so."""
+def render(
+    result: Result,
+    turns: Sequence[TurnLine] | None,
+    source: str,
+    ladder: tuple[Ladder, Rung] | None = None,
+) -> str:
+    """The page. Without `turns` it has no timelines and no histograms, and says so. `ladder`: the one that
+    the run is a rung of, and which."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        finalize=lambda value: figures.clean(value) if type(value) is str else value,
+        finalize=lambda value: clean(value) if type(value) is str else value,
     )
     text = resources.files("bien.replay.report").joinpath("page.html").read_text("utf-8")
     return environment.from_string(text).render(
@@ -72,18 +88,82 @@ def render(result: Result, turns: Sequence[TurnLine] | None, source: str) -> str
         source=source,
         result=result,
         tiles=_tiles(result),
+        causes=_causes(turns or ()),
         key=[(text, figures.COLOURS[name]) for name, text in KEY.items()],
         drawings=_drawings(result, turns),
         no_turns="The run has no turn." if turns is not None else "The turns of this run were not given.",
         percentiles=PERCENTILES,
         latency=list(_latency(result)),
         cache=list(_cache(result.cache)),
+        ladder=_curve(*ladder) if ladder else None,
         card=_card(result.card),
         deployment=list(_flat(result.deployment)),
         number=number,
         share=share,
         exact=lambda value: "" if value is None else repr(value),
     )
+
+
+def _read(path: Path) -> Result:
+    try:
+        return read_result(path)
+    except UserError:
+        try:
+            rungs = read_ladder(path).rungs
+        except UserError:
+            pass
+        else:
+            names = ", ".join(rung.result for rung in rungs) or "none is finished"
+            raise UserError(f"{path} is a ladder; valid: the result of one of its rungs ({names})") from None
+        raise
+
+
+def _turns(records: Path, path: Path, result: Result) -> list[TurnLine]:
+    turns = read_turns(records, path)
+    count = result.turns.count + result.turns.unfinished
+    if len(turns) != count:
+        raise UserError(f"{records} holds {len(turns)} turns of the {count} of {path}; valid: the whole file")
+    return turns
+
+
+def _ladder(path: Path, result: Result) -> tuple[Ladder, Rung] | None:
+    try:
+        ladder = read_ladder(ladder_path(path))
+    except UserError:
+        return None  # nobody asked for it
+    rung = rung_of(ladder, path.name, result)
+    return (ladder, rung) if rung else None
+
+
+def _curve(ladder: Ladder, here: Rung) -> dict[str, Any]:
+    return {
+        "svg": figures.draw_ladder(ladder, here),
+        "here": here.cap,
+        "interrupted": ladder.interrupted,
+        "rungs": [
+            {
+                "cap": rung.cap,
+                "trees": rung.concurrency,
+                "figures": [
+                    rung.interactivity.p50,
+                    rung.throughput.output,
+                    rung.throughput.computed,
+                    rung.throughput.logical,
+                    rung.ttft_ms.p50,
+                    rung.ttft_ms.p90,
+                ],
+                "hit": share(rung.cache_achieved),
+                "mark": "efficient" if rung.efficient else "dominated" if rung.valid else "not valid",
+            }
+            for rung in ladder.rungs
+        ],
+    }
+
+
+def _causes(turns: Sequence[TurnLine]) -> dict[str, Any]:
+    counts = Counter(t.error[:CAUSE] for t in turns if t.error)
+    most = counts.most_common(CAUSES)
+    return {"most": most, "left": len(counts) - len(most)}
 
 
 def number(value: float | None) -> str:
@@ -118,9 +198,9 @@ def _drawings(result: Result, turns: Sequence[TurnLine] | None) -> dict[str, Any
 def _about(timeline: Timeline) -> str:
     agents = len(timeline.lanes) - 1
     whole = timeline.end - timeline.start
-    parts = [f"{timeline.turns} turns", f"{whole:,.1f} s" if whole < 1000 else f"{whole / 60:,.0f} min"]
+    parts = [counted(timeline.turns, "turn"), f"{whole:,.1f} s" if whole < 1000 else f"{whole / 60:,.0f} min"]
     if agents:
-        parts.insert(1, f"{agents} sub-agents")
+        parts.insert(1, counted(agents, "sub-agent"))
     if len(timeline.lanes) > ROWS:
         parts.append(f"the first {ROWS} streams")
     return ", ".join(parts)

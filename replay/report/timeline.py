@@ -16,7 +16,8 @@ IDLE_SHARE = 0.35  # of a drawing's width, at most
 
 class Span(msgspec.Struct, frozen=True):
     """Seconds since the run's start. `gap`: tools and thinking; `agents`: a parent that waits for its
-    sub-agents; `ttft`: sent, no token yet; `cut`: in flight when the run was interrupted."""
+    sub-agents; `ttft`: sent, no token yet; `cut`: in flight when the run was interrupted. Only `failed` may
+    last no time at all."""
 
     start: float
     end: float
@@ -93,7 +94,8 @@ def _spans(turns: Sequence[TurnLine], over: float) -> list[Span]:
         if turn.ended is None:
             add(turn.sent, over, "cut")
         elif turn.error:
-            add(turn.sent, turn.ended, "failed")
+            if turn.sent is not None:  # at once, too
+                spans.append(Span(turn.sent, max(turn.sent, turn.ended), "failed"))
         else:
             add(turn.sent, turn.first, "ttft")
             add(turn.first, turn.last, "decode")

@@ -128,6 +128,21 @@ def test_results_that_are_not_valid_are_said() -> None:
     assert "b.json is not valid: cut [bold]short" in console.export_text()
 
 
+def test_names_do_not_move_the_cursor() -> None:
+    a, b = result(), result()
+    a.deployment, b.deployment = {"\x1b[2J": "\x1b]0;x\x07"}, {}
+    console = Console(width=120, file=(out := io.StringIO()))
+    print_comparison(compare(a, b, NAMES), console)
+    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_lags_that_are_too_long_must_be_the_same() -> None:
+    late, later = (with_card(send_lag_ms=Distribution(p99=ms)) for ms in (600.0, 700.0))
+    assert compare(late, late, NAMES).alike
+    with pytest.raises(UserError, match=r"card\.send_lag_ms\.p99 is 600 and 700"):
+        compare(late, later, NAMES)
+
+
 def test_the_command(tmp_path: Path) -> None:
     write_result(tmp_path / "a.json", result())
     write_result(tmp_path / "b.json", result(concurrency=2))
@@ -145,3 +160,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert written["schema"] == "bien.comparison/1" and written["alike"] is False
     assert written["unlike"] == [{"field": "card.concurrency", "a": 4, "b": 2}]
     assert {"name": "ttft_ms.p50", "a": 1000.0, "b": 1000.0, "ratio": 1.0} in written["figures"]
+    for place in ("a.json", "./b.json"):
+        spared = run("--force", "--json", place)
+        assert spared.returncode == 2 and "is read to make the comparison" in spared.stderr
+        assert '"bien.result/1"' in (tmp_path / place).read_text()
+    assert "cannot write comparison ." in run("--force", "--json", ".").stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.deployment import Deployment, load_deployment, parse_deployment
-from bien.core.errors import BienError, DeploymentError, UserError
+from bien.core.errors import BienError, DeploymentError, ResourceError, UserError
 from bien.core.plugins import PluginManager
 from bien.replay.commands.deployment import EXAMPLES
 from bien.replay.ladder import Ladder, Percentiles, Rung, capped, climb, mark, parse_caps
 from bien.replay.ladder_display import finish_ladder
-from bien.replay.ladder_plot import labels
+from bien.replay.ladder_plot import labels, write_plot
 from bien.replay.metrics import Throughput
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, read_result
+from bien.replay.result import Result, Validity, read_result
 from bien.replay.simulation import SimulationPlan, simulate
 
 PNG = b"\x89PNG\r\n"
@@ -75,6 +76,8 @@ def test_a_simulated_ladder_of_the_sample(tmp_path: Path) -> None:
         (["simulate", "--ladder", "1,x"], "--ladder is '1,x'; valid: batch caps from 1 to 4096"),
         (["simulate", "--ladder", "1", "--concurrency", "0"], "--concurrency is 0; valid: 1 to"),
         (["simulate", "--ladder", "1", "--json", "none/r.json"], "cannot write result none/ladder.json"),
+        (["simulate", "--ladder", "1", "--json", "."], "--json is '.', a folder; valid: a file"),
+        (["replay", "--ladder", "1", "--json", "/"], "--json is '/', a folder; valid: a file"),
         (["replay", "--ladder", "1", "--url", "http://127.0.0.1:1"], "cannot do that at --url"),
         (["replay", "--ladder", "1", "--report", "r.html"], "--report draws one run"),
         (["simulate", "--ladder", "1", "--report", "r.html"], "--report draws one run"),
@@ -161,6 +164,37 @@ def test_an_interrupt_keeps_the_finished_rungs(
     assert (tmp_path / "ladder.png").read_bytes().startswith(PNG)
 
 
+def test_an_interrupted_first_rung_leaves_no_curve(
+    result: Result, tmp_path: Path, manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ladder.png").write_bytes(PNG)  # of an earlier ladder
+    runs = Runs(result)
+    runs.interrupt = 1
+    assert go(runs, tmp_path, manager) == 130
+    assert read(tmp_path).interrupted and not read(tmp_path).rungs
+    assert not (tmp_path / "ladder.png").exists()
+    assert "interrupted in the first rung" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ladder.json", "ladder.png", "r-cap4.json", "r-cap4.turns.jsonl.zst"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
+    name: str, result: Result, tmp_path: Path, manager: PluginManager
+) -> None:
+    (tmp_path / name).mkdir()
+    runs = Runs(result)
+    with pytest.raises(ResourceError, match=f"cannot write .*{name}: Is a directory"):
+        go(runs, tmp_path, manager)
+    assert runs.seen == []
+
+
+def test_a_note_may_hold_anything(
+    result: Result, tmp_path: Path, manager: PluginManager, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = msgspec.structs.replace(result, validity=Validity(False, ["the server said [/INST]"]))
+    assert go(Runs(said), tmp_path, manager) == 0
+    assert "cap 1: not valid: the server said [/INST]" in capsys.readouterr().out
+
+
 def test_so_does_a_failure(
     result: Result, tmp_path: Path, manager: PluginManager, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,3 +250,13 @@ def test_a_rung_without_figures_is_not_efficient() -> None:
 def test_rungs_that_lie_together_share_a_label() -> None:
     rungs = [rung(1, 100.0, 10.0), rung(2, 50.0, 90.0), rung(4, 49.0, 90.5), rung(8, 49.5, 60.0)]
     assert [text for _, _, text in labels(rungs)] == ["1", "2, 4", "8"]
+
+
+@pytest.mark.parametrize("y", [0.0, 50.0])
+def test_a_curve_of_one_point_is_drawn_quietly(y: float, tmp_path: Path) -> None:
+    rungs = [rung(1024, 0.0, y), rung(2048, 0.0, y), rung(4096, 0.0, y)]
+    ladder = Ladder(kind="live", model="$m[/]$ \x07 語", workers=1, accelerators=1, rungs=rungs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_plot(tmp_path / "p.png", ladder)
+    assert (tmp_path / "p.png").read_bytes().startswith(PNG)

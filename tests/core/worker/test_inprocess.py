@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,24 +16,37 @@ from bien.core.executors.simulated import SimulatedExecutor
 from bien.core.kv.cache import KVCache
 from bien.core.plan import ExecutorPlan
 from bien.core.request import BlockRuns, GenerateRequest, SamplingParams, TokenIds
+from bien.core.scheduler import Scheduler
 from bien.core.testing.harness import toy_groups
 from bien.core.worker.inprocess import InProcessClient
 from bien.core.worker.messages import StepFrame, WorkerInfo
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.schedulers.priority import Priority, PriorityConfig
+
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+    "fcfs": lambda: Fcfs(FcfsConfig(token_budget=32)),
+    "priority": lambda: Priority(PriorityConfig(token_budget=32, ageing_seconds=0.7)),
+    "priority, at most 2": lambda: Priority(
+        PriorityConfig(token_budget=32, ageing_seconds=0.2, max_running=2)
+    ),
+    "priority, not preempting": lambda: Priority(PriorityConfig(token_budget=32, preempt=False)),
+}
 
 
 def cost(plan: ExecutorPlan) -> float:
     return 0.008 + 0.0005 * plan.tokens
 
 
-def make(kinds: str, blocks: int, slots: int, jump: bool, counted: list[int]) -> InProcessClient:
+def make(
+    kinds: str, blocks: int, slots: int, jump: bool, counted: list[int], scheduler: str = "fcfs"
+) -> InProcessClient:
     groups = toy_groups(kinds)
     sizes = tuple(blocks if g.paged else slots + 6 for g in groups)
     clock = VirtualClock()
     executor = SimulatedExecutor(groups, lambda p: counted.append(p.step) or cost(p), 50, virtual=True)  # type: ignore[func-returns-value]
     executor.allocate(sizes, slots, 512)
     engine = Engine(
-        scheduler=Fcfs(FcfsConfig(token_budget=32)),
+        scheduler=SCHEDULERS[scheduler](),
         cache=KVCache(groups, sizes, 4, slots),
         groups=groups,
         limits=EngineLimits(slots, 512, 4),
@@ -66,8 +80,10 @@ class Recorder:
         self.records[-1] = [reason]
 
 
-def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Recorder, int]:
-    rng = random.Random(seed)
+def play(
+    seed: int, kinds: str, blocks: int, slots: int, jump: bool, scheduler: str = "fcfs"
+) -> tuple[Recorder, int]:
+    rng, classes = random.Random(seed), random.Random(seed)
     jobs = []
     for session in range(4):
         base, at = session * 10_000, rng.random()
@@ -83,7 +99,7 @@ def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Re
     recorder = Recorder()
 
     async def main() -> None:
-        client = make(kinds, blocks, slots, jump, counted)
+        client = make(kinds, blocks, slots, jump, counted, scheduler)
         client.attach(recorder)
         clock = VirtualClock()
         for rid, (at, base, length, out) in enumerate(sorted(jobs)):
@@ -91,7 +107,8 @@ def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Re
             prompt = BlockRuns.of([(base, length)])
             forced = BlockRuns.of([(base + length, out)])
             sampling = SamplingParams(out, ignore_eos=True, seed=1)
-            client.submit(rid, GenerateRequest(f"r{rid}", prompt, sampling, forced=forced))
+            urgency = classes.randint(-2, 2)
+            client.submit(rid, GenerateRequest(f"r{rid}", prompt, sampling, forced=forced, priority=urgency))
             if rng.random() < 0.1:
                 await clock.sleep(0.0503)  # never at the very end of a step
                 client.abort(rid)
@@ -106,16 +123,19 @@ def play(seed: int, kinds: str, blocks: int, slots: int, jump: bool) -> tuple[Re
     return recorder, len(counted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     kinds=st.sampled_from(["full", "full+window", "full+state"]),
     blocks=st.integers(40, 120),
     slots=st.integers(1, 5),
+    scheduler=st.sampled_from(sorted(SCHEDULERS)),
 )
-def test_a_jumped_run_equals_a_stepped_run(seed: int, kinds: str, blocks: int, slots: int) -> None:
-    stepped, steps = play(seed, kinds, blocks, slots, jump=False)
-    jumped, fewer = play(seed, kinds, blocks, slots, jump=True)
+def test_a_jumped_run_equals_a_stepped_run(
+    seed: int, kinds: str, blocks: int, slots: int, scheduler: str
+) -> None:
+    stepped, steps = play(seed, kinds, blocks, slots, jump=False, scheduler=scheduler)
+    jumped, fewer = play(seed, kinds, blocks, slots, jump=True, scheduler=scheduler)
     assert fewer <= steps
     assert stepped.records.keys() == jumped.records.keys()
     for rid, want in stepped.records.items():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -11,10 +12,15 @@ import pytest
 
 from bien.core.errors import ResourceError, UserError
 from bien.replay.driver import Driver
+from bien.replay.files import pretty
+from bien.replay.ladder import Ladder, Percentiles, Rung
 from bien.replay.measure import measure
+from bien.replay.metrics import Throughput
+from bien.replay.report import figures
 from bien.replay.report.page import draw, render
+from bien.replay.report.timeline import timelines
 from bien.replay.result import Result, read_result, write_result
-from bien.replay.turns_file import turn_lines, turns_path, write_turns
+from bien.replay.turns_file import TurnLine, turn_lines, turns_path, write_turns
 from bien.traces.model import Stream, TraceMeta
 from tests.replay.fakes import FakeTarget, chain, drive, session
 
@@ -109,13 +115,64 @@ def test_a_broken_run_is_drawn_too() -> None:
     lines = turn_lines(driver.records, driver.started)
     root = page(render(result_of(driver), lines, "r.json"))
     text = "".join(root.itertext())
-    assert "100.0% of turns failed" in text and "does not say how many tokens were cached" in text
+    assert "100.0% of turns failed" in text and "No turn ended well." in text
+    assert "does not say how many tokens were cached" not in text, "that is not why"
+    causes = root.findall(".//section[@id='figures']//tr")
+    assert ["".join(c.itertext()) for c in causes] == ["1broken"]
+    assert root.find(".//section[@id='latency']//figure") is None, "no empty axes"
     assert cells(root, "ttft_ms") == [None] * 5
     for turns in ([], None):
         assert (
             page(render(result_of(driver), turns, "r.json")).find(".//section[@id='timelines']//figure")
             is None
         )
+
+
+def test_what_a_server_does_not_say_is_said() -> None:
+    driver = drive(FakeTarget(cached=lambda r: -1), [session("a", (0, 50, 4))])
+    root = page(render(result_of(driver), turn_lines(driver.records, driver.started), "r.json"))
+    text = "".join(root.itertext())
+    assert "The server does not say how many tokens were cached." in text
+    assert "cached tokens are not known" in text, "where the third drawing would be"
+
+
+FAILED = figures.COLOURS["failed"]
+ODD = {
+    "failed at once": [TurnLine("a", 0, 0, sent=0.0, ended=0.0, error="refused")],
+    "never sent": [TurnLine("a", 0, 0, ready=0.0, planned=0.0)],
+    "no time": [
+        TurnLine("a", 0, 0, sent=0.0, first=0.0, last=0.0, ended=0.0, got=1, first_count=1, cached=0)
+    ],
+    "its own parent": [TurnLine("a", 3, 0, parent=3, sent=0.0, first=1.0, last=2.0, ended=2.0, got=9)],
+    "far from the percentiles": [
+        TurnLine("a", 0, i, sent=0.0, first=1e6 + i, last=2e6, ended=2e6, got=9, first_count=1, cached=0)
+        for i in range(3)
+    ],
+    "spread over decades": [
+        TurnLine("a", 0, i, sent=0.0, first=10.0**i, last=1e4, ended=1e4, prompt=10**i, got=9, cached=0)
+        for i in range(-3, 4)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_turns_are_drawn_quietly(name: str) -> None:
+    result = result_of(run())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        root = page(render(result, ODD[name], "r.json"))
+    assert root.find(".//section[@id='timelines']//figure") is not None
+
+
+def test_what_failed_at_once_can_be_seen() -> None:
+    turns = [
+        TurnLine("a", 0, 0, sent=5.0, ended=5.0, error="refused"),
+        TurnLine("b", 0, 0, sent=0.0, first=1.0, last=60.0, ended=60.0),
+    ]
+    svg = figures.draw_run(timelines(turns))
+    # A line around it: the bar itself has no width.
+    assert re.search(rf"fill: {FAILED}; stroke: {FAILED}; stroke-width: 1\.2", svg)
+    assert "stroke: " + figures.COLOURS["decode"] not in svg
 
 
 def test_equal_runs_give_equal_pages() -> None:
@@ -143,6 +200,73 @@ def test_a_result_is_drawn_with_or_without_its_turns(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no result"):
         draw(out, tmp_path / "y.html")
     assert not (tmp_path / "y.html").exists()
+
+
+def saved(folder: Path, driver: Driver, name: str = "r.json") -> Path:
+    path = folder / name
+    write_result(path, result_of(driver))
+    write_turns(path, turn_lines(driver.records, driver.started))
+    return path
+
+
+def test_what_a_page_is_made_from_is_not_overwritten(tmp_path: Path) -> None:
+    path = saved(tmp_path, run())
+    turns = turns_path(path)
+    other = turns.rename(tmp_path / "x.zst")
+    (tmp_path / "link.html").symlink_to(path)
+    (tmp_path / "sub").mkdir()
+    for out in (path, other, tmp_path / "link.html", tmp_path / "sub" / ".." / "x.zst"):
+        before = out.read_bytes()
+        with pytest.raises(UserError, match=r"is read to make the report; valid: another place for it"):
+            draw(path, out, other)
+        assert out.read_bytes() == before
+    other.rename(turns)
+    with pytest.raises(UserError, match=r"r\.turns\.jsonl\.zst is read to make the report"):
+        draw(path, turns)
+
+
+def test_turns_that_are_not_all_there_are_refused(tmp_path: Path) -> None:
+    driver = run()
+    path = saved(tmp_path, driver)
+    write_turns(path, turn_lines(driver.records, driver.started)[:-1])
+    with pytest.raises(UserError, match=r"holds 3 turns of the 4 of .*r\.json; valid: the whole file"):
+        draw(path, tmp_path / "r.html")
+
+
+def rung(cap: int, result: Result, name: str) -> Rung:
+    p50 = Percentiles(result.interactivity.p50, None)
+    through = result.throughput.per_accelerator
+    return Rung(cap, 2 * cap, name, p50, through, Percentiles(cap * 1000.0, None), 0.5, True, [], [], True)
+
+
+def test_a_rung_shows_its_ladder(tmp_path: Path) -> None:
+    driver, out = run(), tmp_path / "r.html"
+    path, result = saved(tmp_path, driver, "r-cap2.json"), result_of(driver)
+    rungs = [rung(1, result, "r-cap1.json"), rung(2, result, "r-cap2.json")]
+    ladder = Ladder(kind="live", model=NASTY, workers=2, accelerators=2, rungs=rungs)
+
+    def drawn() -> ET.Element:
+        (tmp_path / "ladder.json").write_bytes(pretty(ladder))
+        draw(path, out)
+        return page(out.read_text())
+
+    root = drawn()
+    assert root.find(".//section[@id='ladder']//figure") is not None
+    assert cells(root, "rung-1")[1] == result.throughput.per_accelerator.output
+    assert cells(root, "rung-2")[4] == 2000.0
+    assert "rung with cap 2, in the ring" in "".join(root.itertext())
+    with pytest.raises(
+        UserError, match=r"ladder\.json is a ladder; valid: .* \(r-cap1\.json, r-cap2\.json\)"
+    ):
+        draw(tmp_path / "ladder.json", out)
+    rungs[1].throughput = Throughput(output=1.0)  # of an earlier ladder
+    assert drawn().find(".//section[@id='ladder']") is None
+    rungs.pop()
+    assert drawn().find(".//section[@id='ladder']") is None
+    (tmp_path / "ladder.json").write_text("{}")
+    draw(path, out)
+    with pytest.raises(UserError, match=r"ladder\.json is no result"):
+        draw(tmp_path / "ladder.json", out)
 
 
 def test_the_commands(tmp_path: Path) -> None:
