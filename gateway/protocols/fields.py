@@ -76,6 +76,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
+    cache_prompt: Any = None  # llama.cpp's; the cache never changes a text
 
 
 ONLY: dict[str, tuple[Any, ...]] = {
