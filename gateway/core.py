@@ -75,9 +75,7 @@ class Gateway:
         recorded = GatewayMetrics(metrics, self._read) if metrics is not None else None
         self._ledger = Ledger(clock, self.totals, self._admission, router, recorded, tracer)
         self._trial = Trial()
-        self._replaced: set[asyncio.Task[None]] = (
-            set()
-        )  # clients that are being closed, others in their place
+        self._replaced: set[asyncio.Task[None]] = set()  # clients that are being closed
         self._joined = asyncio.Event()  # set and replaced whenever a worker joins
         self._closed = False
         for client in workers:
@@ -158,6 +156,11 @@ class Gateway:
         self._feed.join(client)
         self._joined.set()
         self._joined = asyncio.Event()
+
+    async def warm(self, seconds: float) -> None:
+        """Wait, at most so long, until the index knows what the workers that have joined hold: requests that
+        are placed before are placed blindly."""
+        await self._feed.settled(seconds)
 
     def on_frame(self, worker: WorkerClient, frame: StepFrame) -> None:
         member = self._members.get(worker.info.id)
@@ -321,7 +324,10 @@ class Gateway:
 
     def _read(self) -> Reading:
         admission = self._admission
-        return Reading(self.totals, admission.inflight, admission.refused, self._feed.resyncs, self.loads)
+        feed = self._feed
+        return Reading(
+            self.totals, admission.inflight, admission.refused, feed.resyncs, self.loads, feed.asked
+        )
 
 
 class Generation:

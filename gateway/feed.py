@@ -54,6 +54,11 @@ class IndexFeed:
             self.resyncs += 1
             self._resync(client, [batch])
 
+    async def settled(self, seconds: float) -> None:
+        """Wait, at most so long, until the snapshots that are on their way have come."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=seconds)
+
     def predict(self, worker: str, hashes: bytes, ttl: float) -> None:
         """A prompt was sent to the worker, and is cached there for `ttl` seconds until events say so."""
         self._tell(worker, lambda: self._index.predict(worker, 0, hashes, ttl))

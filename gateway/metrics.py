@@ -58,6 +58,7 @@ class Reading:
     refused: int
     resyncs: int
     loads: list[Load]
+    asked: int = 0  # snapshots that workers had to send
 
 
 class GatewayMetrics:
@@ -111,6 +112,7 @@ class GatewayCollector(Collector):
             ("bien_worker_deaths", "Workers that died.", totals.deaths),
             ("bien_plugin_faults", "Calls in which router or index failed.", totals.faults),
             ("bien_index_resyncs", "Snapshots that the index needed to catch up.", reading.resyncs),
+            ("bien_index_asked", "Snapshots that workers were asked for, at the start too.", reading.asked),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield GaugeMetricFamily("bien_inflight_requests", "Requests in flight.", value=reading.inflight)

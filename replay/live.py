@@ -21,6 +21,7 @@ from bien.replay.display import Display
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
+from bien.replay.redis_option import without_credentials
 from bien.replay.result import Result, Validity, check_folder, write_result
 from bien.replay.stack_process import StackProcess
 from bien.replay.summary import print_summary
@@ -191,4 +192,4 @@ def _described(plan: Plan) -> dict[str, Any]:
         return {"url": plan.url}
     described: dict[str, Any] = msgspec.to_builtins(plan.deployment)
     described["gateway"]["secret"] = "set" if plan.deployment.gateway.secret else ""
-    return described
+    return {key: without_credentials(value) for key, value in described.items()}

@@ -15,25 +15,25 @@ from bien.replay.stack import Stack
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_server(deployment: Deployment) -> int:
+def run_server(deployment: Deployment, attach: bool = False) -> int:
     """0 after SIGINT or SIGTERM: answers under way get `gateway.drain_seconds` to end; a second signal ends
     them at once. Raises what `Stack.start` raises; nothing is left running."""
     before = {name: signal.getsignal(name) for name in SIGNALS}
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(_serve(deployment))
+            return runner.run(_serve(deployment, attach))
     finally:  # a loop that closes leaves handlers of its own behind
         for name, handler in before.items():
             signal.signal(name, handler)
 
 
-async def _serve(deployment: Deployment) -> int:
+async def _serve(deployment: Deployment, attach: bool) -> int:
     loop = asyncio.get_running_loop()
     signals = asyncio.Semaphore(0)
     for name in SIGNALS:
         loop.add_signal_handler(name, signals.release)
     with Display(WallClock()) as display:
-        starting = asyncio.create_task(Stack.start(deployment, display.step))
+        starting = asyncio.create_task(Stack.start(deployment, display.step, attach=attach))
         stopping = asyncio.create_task(signals.acquire())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

@@ -26,6 +26,7 @@ from bien.replay.cache_account import CacheAccount
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
+from bien.replay.redis_option import INDEX
 from bien.replay.result import Result
 from bien.replay.slowdown import alone, slowdown
 from bien.replay.target import TargetInfo
@@ -59,7 +60,7 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
     """The deployment with executors that cost virtual time only, and what was put in their place.
 
     A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
-    there are no tokens to guess.
+    there are no tokens to guess. The memory index stands in for one that lies behind a connection.
     """
     notes: list[str] = []
     pools = []
@@ -74,7 +75,11 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
             notes.append(f"pool {pool.name!r}: speculator {pool.speculator.use!r} is not simulated")
             pool = msgspec.structs.replace(pool, speculator=None)
         pools.append(pool)
-    return msgspec.structs.replace(deployment, pool=tuple(pools)), notes
+    gateway = deployment.gateway
+    if gateway.kv_index.use == INDEX:
+        notes.append(f"index {gateway.kv_index.use!r}: its mirror alone, which is index 'memory'")
+        gateway = msgspec.structs.replace(gateway, kv_index=Selection("memory"))
+    return msgspec.structs.replace(deployment, gateway=gateway, pool=tuple(pools)), notes
 
 
 def simulate(

@@ -6,6 +6,7 @@ import asyncio
 import random
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -19,17 +20,19 @@ from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 from bien.core.text.model import TextModel
 from bien.core.worker.client import WorkerClient
-from bien.core.worker.launch import launch
 from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.resources import check_resources
-from bien.core.worker.start import assign
 from bien.core.worker.threads import in_thread
 from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
-from bien.replay.processes import WARNING, OnStep, Processes
+from bien.gateway.index import DurableIndex, KVIndex
+from bien.replay.fleet import find_workers, start_workers
+from bien.replay.processes import WARNING, OnStep
+from bien.replay.redis_option import with_server
 
 CLEAN_SECONDS = 5.0  # that a cancelled download or conversion gets to end; less than a parent waits for us
+WARM_SECONDS = 10.0  # that the index gets to learn what running workers hold, before requests are taken
 
 
 class Stack:
@@ -43,8 +46,10 @@ class Stack:
         self._open = AsyncExitStack()
 
     @classmethod
-    async def start(cls, deployment: Deployment, on_step: OnStep = lambda *_: None) -> Stack:
-        """Compose, fetch the model, start workers, connect, listen.
+    async def start(
+        cls, deployment: Deployment, on_step: OnStep = lambda *_: None, *, attach: bool = False
+    ) -> Stack:
+        """Compose, fetch the model, start workers (`attach`: find those that run), connect, listen.
 
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
@@ -52,16 +57,18 @@ class Stack:
         await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
         folder = await _resolve(deployment.model.name, on_step)
         async with AsyncExitStack() as opened:
+            composition = await with_server(composition, opened)
+            registry = CollectorRegistry()
+            index = await open_index(composition, registry, opened)
             # Workers get the folder: none of them needs to look for the model again.
             model = msgspec.structs.replace(composition.model, name=str(folder))
-            for warning in check_resources(composition, model):
+            for warning in () if attach else check_resources(composition, model):
                 on_step(WARNING, warning, 0, 0)
-            starts = assign(composition, model)
-            processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
-            opened.push_async_callback(processes.stop)
-            clients = await processes.connect()
-            gateway, registry = _gateway(composition, clients)
+            fleet = find_workers if attach else start_workers
+            clients, watch = await fleet(composition, model, index, on_step, opened)
+            gateway = _gateway(composition, clients, index, registry)
             opened.push_async_callback(gateway.close)
+            await gateway.warm(WARM_SECONDS)
             text = await in_thread(TextModel.load, folder)
             name = Path(deployment.model.name).name
             app = make_app(
@@ -71,10 +78,11 @@ class Stack:
                 max_context=gateway.max_context,
                 vocab_size=clients[0].info.vocab_size,
                 registry=registry,
+                health=lambda: _health(composition, index),
             )
             server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)
-            processes.watch(gateway, on_step)
+            watch(gateway)
             stack = cls(composition, gateway, server, name)
             stack._open = opened.pop_all()
         return stack
@@ -125,17 +133,28 @@ async def _resolve(name: str, on_step: OnStep) -> Path:
         raise
 
 
-def _gateway(composition: Composition, clients: list[WorkerClient]) -> tuple[Gateway, CollectorRegistry]:
-    registry = CollectorRegistry()
+async def open_index(
+    composition: Composition, registry: CollectorRegistry | None, opened: AsyncExitStack
+) -> KVIndex:
+    """The deployment's index, its store reached. ResourceError: it cannot be."""
+    ctx = Context(clock=WallClock(), rng=random.Random(), metrics=registry)
+    index: KVIndex = composition.gateway["kv_index"].make(ctx)
+    if isinstance(index, DurableIndex):
+        await index.start()
+        opened.push_async_callback(index.stop)
+    return index
+
+
+def _gateway(
+    composition: Composition, clients: list[WorkerClient], index: KVIndex, registry: CollectorRegistry
+) -> Gateway:
     clock = WallClock()
-    ctx = Context(clock=clock, rng=random.Random(), metrics=registry)
-    parts = composition.gateway
-    gateway = Gateway(
-        clients,
-        parts["router"].make(ctx),
-        parts["kv_index"].make(ctx),
-        clock,
-        composition.spec,
-        metrics=registry,
-    )
-    return gateway, registry
+    router = composition.gateway["router"].make(Context(clock=clock, rng=random.Random(), metrics=registry))
+    return Gateway(clients, router, index, clock, composition.spec, metrics=registry)
+
+
+def _health(composition: Composition, index: KVIndex) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": composition.gateway["kv_index"].provider.name}
+    if isinstance(index, DurableIndex):
+        found |= msgspec.to_builtins(index.health)
+    return {"index": found}

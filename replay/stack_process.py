@@ -1,6 +1,6 @@
 """A stack in a process of its own, so that the gateway's work is not the client's.
 
-Down: one `Deployment`, then an open stdin whose end stops the stack. Up: `Step`s, then `Up` or `Failed`,
+Down: one `Order`, then an open stdin whose end stops the stack. Up: `Step`s, then `Up` or `Failed`,
 then `Step`s again (a worker died, is back). JSON, one line per message.
 """
 
@@ -25,6 +25,11 @@ from bien.core.worker.start import Failed, line
 
 STOP_SECONDS = 8.0
 OnStep = Callable[[str, str, int, int], None]
+
+
+class Order(msgspec.Struct, frozen=True):
+    deployment: Deployment
+    attach: bool = False  # find workers that run, start none
 
 
 class Step(msgspec.Struct, tag="step"):
@@ -55,7 +60,9 @@ class StackProcess:
         self._follow: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, deployment: Deployment, on_step: OnStep = lambda *_: None) -> StackProcess:
+    async def start(
+        cls, deployment: Deployment, on_step: OnStep = lambda *_: None, *, attach: bool = False
+    ) -> StackProcess:
         """Returns when it serves. Raises the BienError that stopped it; nothing is left running then."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -69,7 +76,7 @@ class StackProcess:
             raise ResourceError(f"the gateway cannot be started: {error.strerror or error}") from None
         stack = cls(process)
         try:
-            await stack._become_ready(deployment, on_step)
+            await stack._become_ready(Order(deployment, attach), on_step)
         except BaseException:
             await stack.stop()
             raise
@@ -99,10 +106,10 @@ class StackProcess:
             if task is not None:
                 task.cancel()
 
-    async def _become_ready(self, deployment: Deployment, on_step: OnStep) -> None:
+    async def _become_ready(self, order: Order, on_step: OnStep) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(line(deployment))
+            self._process.stdin.write(line(order))
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
             pass  # it is dead already; its end says why
@@ -180,12 +187,12 @@ async def _serve(send: Callable[[object], None]) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    deployment = msgspec.json.decode(await reader.readline(), type=Deployment)
+    order = msgspec.json.decode(await reader.readline(), type=Order)
     task = asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, _cancel, task)
     watch = asyncio.create_task(_cancel_at_end(reader, task))
-    stack = await Stack.start(deployment, lambda *step: send(Step(*step)))
+    stack = await Stack.start(order.deployment, lambda *step: send(Step(*step)), attach=order.attach)
     try:
         send(Up(stack.url, stack.model_name, stack.accelerators, stack.workers))
         await watch

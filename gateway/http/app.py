@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -44,11 +45,12 @@ def make_app(
     registry: CollectorRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     epoch: Callable[[], float] | None = None,
+    health: Callable[[], dict[str, Any]] = dict,
 ) -> web.Application:
     """The application of one gateway and one model.
 
     `max_context` and `vocab_size` (None: the tokenizer's) limit requests; `registry` is what /metrics
-    shows; `epoch` gives seconds since 1970.
+    shows; `epoch` gives seconds since 1970; `health` what /health says beside its status.
     """
     epoch = epoch or WallClock().epoch
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_frame])
@@ -58,6 +60,7 @@ def make_app(
         models=Models(model_name, int(epoch()), max_context),
         metrics=HttpMetrics(registry or CollectorRegistry()),
         epoch=epoch,
+        health=health,
     )
     for method, path, handler in ROUTES:
         app.router.add_route(method, path, handler)

@@ -41,7 +41,7 @@ async def model(request: web.Request) -> web.Response:
 
 
 async def health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
+    return web.json_response({"status": "ok", **request.app[SERVED].health()})
 
 
 async def ready(request: web.Request) -> web.Response:

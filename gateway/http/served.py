@@ -75,6 +75,7 @@ class Served:
     models: Models
     metrics: HttpMetrics
     epoch: Callable[[], float]  # seconds since 1970
+    health: Callable[[], dict[str, Any]] = dict  # what /health says beside its status
     draining: bool = False  # set by the server; no new generations then
     answers: Answers = field(default_factory=Answers)
 

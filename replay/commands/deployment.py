@@ -12,6 +12,7 @@ from bien.core.cores import available_cores, share_threads
 from bien.core.deployment import PoolSpec, load_deployment
 from bien.core.errors import DeploymentError, ModelError, PluginError
 from bien.core.plugins import PluginManager
+from bien.replay.redis_option import without_credentials
 from bien.core.sizes import megabytes
 from bien.core.worker.memory import check_memory
 from bien.core.worker.resources import memory_warnings
@@ -89,6 +90,6 @@ def _kv(spec: PoolSpec) -> str:
 
 
 def _part(kind: str, part: Part) -> str:
-    values = {name: getattr(part.config, name) for name in part.config.__struct_fields__}
+    values = {name: without_credentials(getattr(part.config, name)) for name in part.config.__struct_fields__}
     shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return f"  {kind}: {part.provider.name}{f' ({shown})' if shown else ''}"

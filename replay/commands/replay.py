@@ -26,6 +26,10 @@ def replay(
     url: Annotated[
         str | None, typer.Option(help="Replay against this server instead of starting a deployment.")
     ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(help="KV index in this Redis: a URL, or `embedded` for a private server."),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(help="Session trees at a time. Left out: 4, with --ladder each cap x workers."),
@@ -50,6 +54,7 @@ def replay(
 ) -> None:
     """Replay agents' sessions, closed loop, and measure: recorded turns are fed back, gaps run from end to
     start, sub-agents join their parents."""
+    from bien.core.errors import UserError
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
     from bien.replay.ladder import check_alone, climb, parse_caps
@@ -57,6 +62,7 @@ def replay(
     from bien.replay.ladder_runs import live_rung
     from bien.replay.live import Plan
     from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.redis_option import with_redis
     from bien.replay.run import run_live
 
     options = ReplayOptions(
@@ -67,12 +73,14 @@ def replay(
         sessions=sessions,
         seed=seed,
     ).check()
+    if url is not None and redis is not None:
+        raise UserError("--redis chooses the index of a deployment that is started here; leave it out with --url")
     if ladder is not None:
         check_alone(url, report)
         manager, paths = PluginManager.load(), tuple(trace or ())
-        base = composed(deployment).deployment
+        base = with_redis(composed(deployment).deployment, redis)
         run = live_rung(paths)
         climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, run, say)
         raise typer.Exit(finish_ladder(climbing, json))
-    chosen = None if url else composed(deployment).deployment
+    chosen = None if url else with_redis(composed(deployment).deployment, redis)
     raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))
