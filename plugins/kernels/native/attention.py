@@ -39,9 +39,7 @@ class AttentionPlan:
     held: tuple[Any, ...]  # the arrays that `step` points to
 
     @classmethod
-    def of(
-        cls, rows: GroupRows, piece: int, kv_heads: int, share: int, d: int, scale: float
-    ) -> AttentionPlan:
+    def of(cls, rows: GroupRows, piece: int, kv_heads: int, share: int, d: int) -> AttentionPlan:
         counts = rows.counts
         short = np.flatnonzero(counts < LONG_ROW)
         ends = (rows.starts + counts)[short].astype(np.int64)
@@ -76,7 +74,7 @@ class AttentionPlan:
             share,
             d,
             window,
-            scale,
+            0.0,  # the scale is each layer's own
         )
         long = np.flatnonzero(counts >= LONG_ROW).tolist()
         return cls(step, ctypes.addressof(step), bool(len(task)), long, arrays)

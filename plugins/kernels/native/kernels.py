@@ -48,10 +48,11 @@ class NativeKernels(TorchKernels):
         plan: AttentionPlan | None = rows.plans.get("native")
         if plan is None:
             piece = self._library.attention_piece
-            plan = AttentionPlan.of(rows, piece, kv_heads, heads // kv_heads, d, scale)
+            plan = AttentionPlan.of(rows, piece, kv_heads, heads // kv_heads, d)
             rows.plans["native"] = plan
         out = torch.empty(tokens, heads * d)
         if plan.short:
+            plan.step.scale = scale
             self._library.free.attention(
                 plan.address, query.data_ptr(), query.stride(0), pool.data_ptr(), out.data_ptr()
             )

@@ -24,7 +24,7 @@ class NativeInt8:
         )
         self._scale = torch.zeros(panels * LANES)
         self._scale[: self.out_features] = scale
-        self._bias = None if bias is None else bias.contiguous()
+        self._bias = None if bias is None else bias.float().contiguous()
         self._run = native().free.linear_int8
         self._weights = (
             self._packed.data_ptr(),
@@ -44,7 +44,7 @@ class NativeInt8:
             out.data_ptr(),
             self.out_features,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
+        return like(out, x)
 
 
 class NativeInt4:
@@ -63,7 +63,7 @@ class NativeInt4:
         pairs = torch.zeros(panels * LANES, groups, 2, dtype=torch.float16)
         pairs[: self.out_features, :, 0], pairs[: self.out_features, :, 1] = scale, offset
         self._scales = pairs.view(panels, LANES, groups, 2).permute(0, 2, 3, 1).contiguous()
-        self._bias = None if bias is None else bias.contiguous()
+        self._bias = None if bias is None else bias.float().contiguous()
         self._run = native().free.linear_int4
         self._weights = (
             self._packed.data_ptr(),
@@ -84,13 +84,22 @@ class NativeInt4:
             out.data_ptr(),
             self.out_features,
         )
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
+        return like(out, x)
 
 
 def flat(x: Tensor, width: int) -> Tensor:
     """x as [rows, width] float32 whose rows are dense."""
     rows = x if x.dim() == 2 else x.reshape(-1, width)
+    if rows.dtype is not torch.float32:  # models of bfloat16 have int8 weights with scales of float32
+        rows = rows.float()
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def like(out: Tensor, x: Tensor) -> Tensor:
+    """The product [rows, out] with x's leading dimensions, in its dtype."""
+    if x.dim() != 2:
+        out = out.view(*x.shape[:-1], out.shape[1])
+    return out if x.dtype is torch.float32 else out.to(x.dtype)
 
 
 def aligned(size: int) -> Tensor:
