@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bien.core.compose import compose
 from bien.core.deployment import parse_deployment
 from bien.core.errors import DeploymentError
 from bien.core.plugins import PluginManager
-from bien.core.sequence import Sequence
+from bien.core.sequence import Sequence, Status
 from bien.core.testing.fake_engine import FakeEngine, Room
 from bien.core.testing.scheduler import SchedulerSuite
 from bien.core.testing.suites import failures
@@ -172,3 +174,103 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, object]) -> N
     pool = {"scheduler": {"use": "priority", **parameters}}
     with pytest.raises(DeploymentError, match=rf"pool\[0\]\.scheduler\.{next(iter(parameters))}"):
         compose(parse_deployment({"pool": [pool]}), PluginManager.load())
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(-3, 3), st.integers(1, 20), st.integers(1, 9)),
+    min_size=1,
+    max_size=14,
+)  # steps after the one before; class; prompt; output
+
+
+class Watched(FakeEngine):
+    """Tells an oracle what was admitted and preempted, while who waited and ran."""
+
+    def __init__(self, scheduler: Priority, room: Room, oracle: Oracle) -> None:
+        super().__init__(scheduler, room)
+        self._oracle = oracle
+
+    def admit(self, sequence: Sequence) -> bool:
+        self._oracle.admits(sequence, list(self._live.values()))
+        return super().admit(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        self._oracle.preempts(sequence, list(self._live.values()))
+        super().preempt(sequence)
+
+
+class Oracle:
+    """The rules in words of arrival and class alone."""
+
+    def __init__(self, ageing: float, roomy: bool = False) -> None:
+        self.ageing = ageing
+        self.roomy = roomy  # memory is never short: only admission preempts
+
+    def ahead(self, a: Sequence, b: Sequence) -> bool:
+        """Whether `a` goes before `b`: one class is worth `ageing` seconds of arrival."""
+        head_start = (b.request.priority - a.request.priority) * self.ageing
+        return (a.arrival - b.arrival, a.order) < (head_start, b.order)
+
+    def admits(self, s: Sequence, live: list[Sequence]) -> None:
+        for other in live:
+            if other.status is Status.WAITING and other is not s:
+                assert self.ahead(s, other), f"{s.id} was tried while {other.id} waited"
+
+    def preempts(self, victim: Sequence, live: list[Sequence]) -> None:
+        for other in live:
+            if other.status is Status.RUNNING and other is not victim:
+                assert self.ahead(other, victim), f"{victim.id} went, {other.id} stands behind it"
+        for_whom = [
+            o
+            for o in live
+            if o.status is Status.WAITING
+            and self.ahead(o, victim)
+            and o.request.priority < victim.request.priority
+        ]
+        assert for_whom or not self.roomy, f"{victim.id} went for nobody"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=ARRIVALS,
+    ageing=st.sampled_from([0.02, 0.1, 1.0]),
+    slots=st.integers(1, 3),
+    blocks=st.integers(8, 20),
+    preempt=st.booleans(),
+)
+def test_whoever_arrives_when(
+    arrivals: list[tuple[int, int, int, int]], ageing: float, slots: int, blocks: int, preempt: bool
+) -> None:
+    """In order always; the last is the victim; no admission preempts equals, nor for ever."""
+    config = PriorityConfig(ageing_seconds=ageing, preempt=preempt)
+    fake = Watched(Priority(config), Room(slots=slots, blocks=blocks), Oracle(ageing))
+    for wait, priority, prompt, output in arrivals:
+        for _ in range(wait):
+            if fake.busy:
+                fake.step()
+        fake.submit(min(prompt, blocks * 4 - output), output, priority=priority)
+    assert sorted(drain(fake)) == sorted(f"r{i}" for i in range(len(arrivals)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals=ARRIVALS, ageing=st.sampled_from([0.02, 0.1, 1.0]), slots=st.integers(1, 3))
+def test_with_memory_enough_each_is_preempted_once_at_most_by_each_more_urgent(
+    arrivals: list[tuple[int, int, int, int]], ageing: float, slots: int
+) -> None:
+    scheduler = Priority(PriorityConfig(ageing_seconds=ageing))
+    fake = Watched(scheduler, Room(slots=slots, blocks=1000), Oracle(ageing, roomy=True))
+    made: list[Sequence] = []
+    for wait, priority, prompt, output in arrivals:
+        for _ in range(wait):
+            if fake.busy:
+                fake.step()
+        made.append(fake._live[fake.submit(prompt, output, priority=priority)])
+    drain(fake)
+    for s in made:
+        within = [
+            o
+            for o in made
+            if o.request.priority < s.request.priority
+            and o.arrival - s.arrival <= (s.request.priority - o.request.priority) * ageing
+        ]
+        assert s.preemptions <= len(within)
