@@ -1,4 +1,7 @@
-"""A whole deployment in one process, but for its workers, which are real processes that die by order."""
+"""A whole deployment in one process, but for its workers, which are real processes that die by order.
+
+`folder` is a test's own: what else tests share lies beside it.
+"""
 
 from __future__ import annotations
 
@@ -74,6 +77,11 @@ class Rig:
                     await asyncio.sleep(0.002)
         except TimeoutError:
             raise AssertionError(f"{what}: not after {PATIENCE:g} s") from None
+
+    @property
+    def placed(self) -> set[str]:
+        """Sessions of the requests that a worker has."""
+        return {s.route.session for m in self.gateway._members.values() for s in m.streams.values()}
 
     async def counter(self, name: str) -> float:
         async with self.http.get("/metrics") as response:
@@ -155,7 +163,7 @@ def usable(chain: list[bytes], pool: set[bytes]) -> int:
 async def rig(
     folder: Path, count: int, *, kv_tokens: int = 48_000, slots: int = 3, store: bool = False
 ) -> AsyncIterator[Rig]:
-    folder.mkdir(parents=True)
+    folder.mkdir()
     pool = PoolSpec(kv_tokens=kv_tokens, slots=slots, kv_store=Selection("host") if store else None)
     starts = [
         WorkerStart(
@@ -169,7 +177,7 @@ async def rig(
         "BIEN_CHECK": "1",
         # Two hundred starts: each need not compile all modules again.
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache"),
+        "PYTHONPYCACHEPREFIX": str(folder.parent.parent / "pycache"),
     }
     made = Rig(await launch(starts, env=env), folder)
     try:

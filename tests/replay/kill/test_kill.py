@@ -3,52 +3,97 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from bien.gateway.stream import MAX_LOSSES
 from tests.replay.kill.asking import Answer, Question, check, draw
-from tests.replay.kill.points import OF_A_REPLACEMENT, Point, order
+from tests.replay.kill.points import ALWAYS, OF_A_REPLACEMENT, Point, order
 from tests.replay.kill.rig import Rig, rig
 from tests.replay.kill.worker import BLOCK
 
-SOME, ALL = 2, 20  # times per point: always, and in the full run
+TIMES = 20  # that each point is tried in the full run
 LONG = 20_000  # tokens: its ids travel in parts
 SMALL_POOL = 4096  # tokens
 SEEN = (Point.STREAMING, Point.DECODING, Point.FINISHING)  # by the client of a stream: a part of it
-POINTS = pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+WORKERS = pytest.mark.parametrize("workers", (1, 2))  # with one, requests wait for its replacement
 
 
-@POINTS
-async def test_a_worker_dies(tmp_path: Path, point: Point) -> None:
-    await die(tmp_path, point, SOME)
+@WORKERS
+async def test_a_worker_dies_at_every_point(tmp_path: Path, workers: int) -> None:
+    async with rig(tmp_path / "rig", workers) as made:
+        for point in Point:
+            if point is not Point.LOADING:
+                await once(made, point, f"{point.value} {workers}")
+
+
+@WORKERS
+async def test_a_worker_dies_while_it_loads(tmp_path: Path, workers: int) -> None:
+    await times(tmp_path, Point.LOADING, workers, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@POINTS
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 async def test_a_worker_dies_many_times(tmp_path: Path, point: Point) -> None:
-    await die(tmp_path, point, ALL)
+    await asyncio.gather(*(times(tmp_path, point, workers, TIMES // 2) for workers in (1, 2)))
 
 
-async def die(folder: Path, point: Point, times: int) -> None:
-    """Half of the times there is another worker; without one, requests wait for the replacement."""
-    await asyncio.gather(*(_die(folder / str(n), point, n, times // 2) for n in (1, 2)))
+async def times(folder: Path, point: Point, workers: int, count: int) -> None:
+    # A prompt that must be loaded lies in a lower tier, because the pool is small.
+    small: dict[str, Any] = {"kv_tokens": SMALL_POOL, "store": True} if point is Point.LOADING else {}
+    async with rig(folder / f"rig{workers}", workers, **small) as made:
+        for n in range(count):
+            await once(made, point, f"{point.value} {workers} {n}")
 
 
-async def _die(folder: Path, point: Point, workers: int, times: int) -> None:
-    loading = point is Point.LOADING
-    more: dict[str, Any] = {"kv_tokens": SMALL_POOL, "store": True} if loading else {}
-    async with rig(folder, workers, **more) as made:
-        for n in range(times):
-            await once(made, point, Random(f"{point.value} {workers} {n}"), n)
+@pytest.mark.parametrize("point", (Point.RECEIVED, Point.SAMPLED, Point.FINISHING), ids=lambda p: p.value)
+async def test_what_kills_every_worker_is_given_up_and_takes_nobody_with_it(
+    tmp_path: Path, point: Point
+) -> None:
+    rng = Random(point.value)
+    async with rig(tmp_path / "rig", 2) as made:
+        path = order(made.folder, point, f"{ALWAYS}x")
+        others = [draw(rng) for _ in range(12)]
+        tasks = [asyncio.create_task(made.ask(question)) for question in others]
+        poison = await made.ask(draw(rng, stream=False, session=f"{ALWAYS}x"))
+        answers = await asyncio.gather(*tasks)
+        assert poison.status == 502 and poison.error is not None
+        assert poison.error["code"] == "worker_died" and "3 workers had died" in poison.error["message"]
+        path.unlink()
+        await made.whole(MAX_LOSSES)
+        for question, answer in zip(others, answers, strict=True):
+            check(question, answer, {"w0", "w1"})
+        await made.check_index(others)
 
 
-async def once(rig: Rig, point: Point, rng: Random, n: int) -> None:
-    deaths, deaths_met, replaced = len(rig.died), rig.gateway.totals.deaths, rig.gateway.totals.replaced
-    orders, marked = mark(rig, point, rng, f"s{n}")
+async def test_all_workers_die_at_once_again_and_again(tmp_path: Path) -> None:
+    rng = Random(0)
+    async with rig(tmp_path / "rig", 2) as made:
+        for n in range(1, 4):
+            questions = [draw(rng) for _ in range(12)]
+            tasks = [asyncio.create_task(made.ask(question)) for question in questions]
+            await made.until("they work", lambda: all(load.stats.running for load in made.gateway.loads))
+            await asyncio.sleep(0.02 * rng.random())
+            for worker in made.workers:
+                os.kill(worker.pid, signal.SIGKILL)
+            answers = await asyncio.gather(*tasks)
+            await made.whole(2 * n)
+            for question, answer in zip(questions, answers, strict=True):
+                check(question, answer, {"w0", "w1"})
+            await made.check_index(questions)
+
+
+async def once(rig: Rig, point: Point, name: str) -> None:
+    """`name` is the seed of what is asked for, too."""
+    rng = Random(name)
+    deaths, met, replaced = len(rig.died), rig.gateway.totals.deaths, rig.gateway.totals.replaced
+    orders, marked = mark(rig, point, rng, name)
     if point is Point.LOADING:
         for worker in range(len(rig.workers)):
             await offload(rig, worker, marked.ids, rng)
@@ -69,8 +114,8 @@ async def once(rig: Rig, point: Point, rng: Random, n: int) -> None:
     await rig.until("the point is reached", lambda: not any(path.exists() for path in orders))
     await rig.whole(deaths + len(orders))
     # One that never joined was no loss to the gateway.
-    met = len(orders) - (point in (Point.STARTING, Point.JOINING))
-    assert rig.gateway.totals.deaths == deaths_met + met
+    met += len(orders) - (point in (Point.STARTING, Point.JOINING))
+    assert rig.gateway.totals.deaths == met
     names = {name for name, _ in rig.died[deaths:]}
     for question, given in zip(early + late, answers, strict=True):
         check(question, given, names)
@@ -113,7 +158,7 @@ async def leave(rig: Rig, question: Question) -> Answer:
     if question.stream:
         await answer.begun.wait()
     else:
-        await rig.until("it is worked on", lambda: any(load.stats.running for load in rig.gateway.loads))
+        await rig.until("it is placed", lambda: question.session in rig.placed)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     return answer
