@@ -277,6 +277,23 @@ def test_what_can_never_run_is_refused() -> None:
     h.run()
 
 
+@pytest.mark.parametrize("kinds", [*KINDS, "state"])
+@settings(max_examples=25)
+@given(blocks=st.integers(1, 12), prompt=st.integers(1, 60), output=st.integers(1, 12))
+def test_what_is_not_refused_runs_alone(kinds: str, blocks: int, prompt: int, output: int) -> None:
+    """A request is refused when it comes, with the numbers, or it ends."""
+    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=blocks)
+    try:
+        h.submit("a", prompt_of(prompt), output)
+    except ContextLengthError as error:
+        assert str(error).startswith(f"the request needs KV for {prompt + output} tokens; pool ")
+        assert f"holds {blocks * 4} " in str(error)
+        assert -(-(prompt + output) // 4) > blocks
+        return
+    h.run()
+    assert len(h.tokens["a"]) == output
+
+
 def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> None:
     class Broken(Fcfs):
         def plan(self, view: Any) -> Any:
