@@ -24,7 +24,7 @@ def parse_size(value: object, path: str) -> int:
     """Bytes of `"2GiB"`, `"1.5 GB"` or a whole number of bytes. DeploymentError at `path` for all else:
     a unit is never guessed, and what is no whole number of bytes is rounded down."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+        return int(value)
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if found is None or found["unit"] not in UNITS:
         raise DeploymentError(

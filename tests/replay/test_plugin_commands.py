@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bien.core.errors import DeploymentError
+from bien.core.errors import DeploymentError, ResourceError
 from bien.core.providers import KINDS
 from bien.replay.commands import deployment, plugins
 
@@ -92,3 +92,20 @@ def test_every_shipped_deployment_is_sound(run):
     for name in names:
         result = run("deployment", "check", name)
         assert result.exit_code == 0, result.exception
+
+
+def test_deployment_check_counts_what_it_takes(run, tmp_path):
+    path = tmp_path / "d.toml"
+    path.write_text('[host]\nmemory = "2GiB"\n[[pool]]\nkv_memory = "100MiB"\n')
+    result = run("deployment", "check", str(path))
+    assert result.exit_code == 0, result.exception
+    assert "KV of 105 MB" in result.stdout
+    row = next(line for line in result.stdout.splitlines() if line.split()[:3] == ["main", "1", "x"])
+    assert row.split()[3] == "2,256", "tokens of 46,080 bytes"
+    assert "warning: pool 'main': KV holds 2,256 tokens, less than the context window" in result.stdout
+    path.write_text('[host]\nmemory = "1GiB"\n')
+    result = run("deployment", "check", str(path))
+    assert isinstance(result.exception, ResourceError)
+    path.write_text('[model]\nname = "not/here"\n')
+    result = run("deployment", "check", str(path))
+    assert result.exit_code == 0 and "memory is not checked: model 'not/here'" in result.stdout
