@@ -34,7 +34,7 @@ def parse_size(value: object, path: str) -> int:
         )
     whole, _, part = found["number"].partition(".")
     unit = UNITS[found["unit"]]  # in whole numbers: a float has 53 bits
-    return int(whole) * unit + int(part or 0) * unit // 10 ** len(part)
+    return int(whole) * unit + int(part or 0) * unit // int(10 ** len(part))
 
 
 def megabytes(size: int) -> str:
