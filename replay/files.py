@@ -1,4 +1,4 @@
-"""Files of results: there whole, or as they were before."""
+"""Files of results: there whole, or as they were before; links and devices are written through."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from bien.core.errors import ResourceError, UserError
 
 
 def write_whole(path: Path, data: bytes, what: str) -> None:
-    """Write it whole or not at all; `what` names it in the error.
+    """Write it whole or not at all; `what` names it in the error. A link or device is not replaced by a file
+    (as root that would be the end of /dev/null), what it stands for is written to.
 
     Raises:
         ResourceError: the folder cannot be written to.
     """
-    part = part_of(path)
+    plain = not path.is_symlink() and (path.is_file() or not path.exists())
+    part = part_of(path) if plain else path
     try:
         with part.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+            if plain:
+                os.fsync(file.fileno())
+        if plain:
+            os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        if plain:
+            part.unlink(missing_ok=True)
         raise ResourceError(f"cannot write {what} {path}: {error.strerror or error}") from None
 
 
