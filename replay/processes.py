@@ -1,4 +1,4 @@
-"""`Processes`: the worker processes of a stack; one that dies is started again."""
+"""`Processes`: the worker processes of a stack; one that dies is started again, and joins again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from bien.core.worker.socket_client import SocketClient
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 WARNING = "warning"  # as who: what is said then stays to be read
-RESTARTS = 5  # of one worker that never lived for STEADY seconds; then the rest go on without it
-BACKOFF = 1.0  # seconds before the second of them, doubled for each one after it
+STARTS = 5  # of one worker that fail in a row; then the rest go on without it
+BACKOFF = 1.0  # seconds before the second restart, doubled for each one after it
+LONGEST = 30.0  # most seconds before a restart: who died young may be needed, and may live now
 STEADY = 30.0  # seconds of life after which the deaths before are forgotten
+CHECK = 1.0  # seconds between looks at connections; one that is gone at two of them is made again
 GRACE = 0.75  # seconds that workers get to stop
 log = logging.getLogger("bien.stack")
 
@@ -42,9 +44,13 @@ class Processes:
         self._connect = connect
         self._clock = clock or WallClock()
         self._watches: list[asyncio.Task[None]] = []
+        # Of the workers, once they have joined; None where gateways connect by themselves.
+        self._clients: list[WorkerClient | None] = [None] * len(workers)
 
     async def connect(self) -> list[WorkerClient]:
-        return [await self._connect(worker) for worker in self._workers]
+        clients = [await self._connect(worker) for worker in self._workers]
+        self._clients = [*clients]
+        return clients
 
     def watch(self, gateway: Joins, on_step: OnStep) -> None:
         """From now on, until `stop`."""
@@ -62,35 +68,69 @@ class Processes:
         attempts = 0
         while True:
             born = self._clock.time()
-            reason = await self._workers[index].wait()
+            reason = await self._end(index, gateway)
             if self._clock.time() - born >= STEADY:
                 attempts = 0
-            back = False
-            while not back:
-                if attempts == RESTARTS:
-                    log.error("%s; given up after %d attempts to start it again", reason, attempts)
-                    on_step(id, f"given up after {attempts} attempts", 0, 0)
+            for failures in range(STARTS + 1):
+                if failures == STARTS:
+                    log.error("%s; given up after %d attempts to start it again", reason, failures)
+                    on_step(id, f"given up after {failures} attempts", 0, 0)
                     return
                 # The first one comes at once: a death by chance should cost as little as it can.
-                pause = BACKOFF * 2 ** (attempts - 1) if attempts else 0.0
+                pause = min(BACKOFF * 2 ** (attempts - 1), LONGEST) if attempts else 0.0
                 when = f"starting it again in {pause:g} s" if pause else "starting it again"
                 log.warning("%s; %s", reason, when)
                 on_step(id, f"died: {reason}; {when}", 0, 0)
                 await self._clock.sleep(pause)
                 attempts += 1
                 try:
-                    await self._restart(index, gateway)
-                    back = True
+                    # The latest process, not the one that died: it may have been replaced by one that
+                    # never joined.
+                    self._workers[index] = await self._workers[index].respawn()
+                    await self._join(index, gateway)
                     on_step(id, "is back", 0, 0)
+                    break
                 except Exception as error:  # of any kind: nobody else would start it
                     reason = f"worker {id!r} cannot be started again: {error!r}"
 
-    async def _restart(self, index: int, gateway: Joins) -> None:
-        # The latest process, not the one that died: that may have been replaced by one that never joined.
-        self._workers[index] = await self._workers[index].respawn()
+    async def _end(self, index: int, gateway: Joins) -> str:
+        """Wait for the end of a process, and why it came. A lost connection to one that lives is made
+        again."""
+        worker, gone = self._workers[index], False
+        ended = asyncio.ensure_future(worker.wait())
+        try:
+            while True:
+                await self._first(ended, CHECK)
+                if ended.done():
+                    return ended.result()
+                if gone and self._gone(index):
+                    log.warning("the connection to worker %r was lost; making it again", worker.start.id)
+                    try:
+                        await self._join(index, gateway)
+                    except Exception:
+                        log.exception("worker %r cannot be reached; it is ended", worker.start.id)
+                        await worker.stop(GRACE)
+                        return await ended
+                gone = self._gone(index)
+        finally:
+            ended.cancel()
+
+    def _gone(self, index: int) -> bool:
+        client = self._clients[index]
+        return client is not None and not client.alive
+
+    async def _first(self, ended: asyncio.Future[str], seconds: float) -> None:
+        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait([ended, sleep], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+
+    async def _join(self, index: int, gateway: Joins) -> None:
         client = await self._connect(self._workers[index])
         try:
             gateway.join(client)
         except BaseException:
             await client.close()
             raise
+        self._clients[index] = client

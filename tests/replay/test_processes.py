@@ -11,10 +11,10 @@ import pytest
 
 from bien.core.clock import VirtualClock
 from bien.core.worker.client import WorkerClient
-from bien.replay.processes import BACKOFF, RESTARTS, STEADY, Processes
+from bien.replay.processes import BACKOFF, CHECK, LONGEST, STARTS, STEADY, Processes
 
 CLOCK = VirtualClock()
-PAUSES = [0.0, *(BACKOFF * 2**n for n in range(RESTARTS - 1))]
+PAUSES = [0.0, *(min(BACKOFF * 2**n, LONGEST) for n in range(20))]
 
 
 class Mortal:
@@ -50,6 +50,11 @@ class Client:
     def __init__(self, worker: Mortal) -> None:
         self.worker = worker
         self.closed = False
+        self.cut = False
+
+    @property
+    def alive(self) -> bool:
+        return not (self.closed or self.cut or self.worker.ended.is_set())
 
     async def close(self) -> None:
         self.closed = True
@@ -80,6 +85,7 @@ def watch(
     async def main() -> None:
         first = Mortal(list(lives), starts)
         processes = Processes([cast(Any, first)], connect, CLOCK)
+        await processes.connect()
         processes.watch(gateway, lambda who, text, *_: said.append(text))
         await CLOCK.sleep(1000.0)
         await processes.stop()
@@ -88,14 +94,15 @@ def watch(
     return starts, said, gateway.seen
 
 
-def test_deaths_in_a_row_are_followed_by_longer_and_longer_pauses_and_then_by_none() -> None:
+def test_deaths_in_a_row_are_followed_by_longer_and_longer_pauses() -> None:
+    """Without an end: what killed it, a request perhaps, may be over."""
     starts, said, _ = watch(*[0.5] * 20)
     at, expected = 0.0, []
-    for pause in PAUSES:
+    for pause in PAUSES[:20]:
         at += 0.5 + pause
         expected.append(at)
     assert starts == pytest.approx(expected)
-    assert said[-1] == f"given up after {RESTARTS} attempts"
+    assert said[-1] == "is back"
 
 
 def test_a_worker_that_lived_for_long_is_started_again_at_once() -> None:
@@ -106,8 +113,8 @@ def test_a_worker_that_lived_for_long_is_started_again_at_once() -> None:
 
 def test_what_cannot_be_started_counts_however_long_it_lived_before() -> None:
     starts, said, _ = watch(100.0, *[OSError("no memory")] * 20)
-    assert len(starts) == RESTARTS and starts[-1] == pytest.approx(100.0 + sum(PAUSES))
-    assert said[-1] == f"given up after {RESTARTS} attempts"
+    assert len(starts) == STARTS and starts[-1] == pytest.approx(100.0 + sum(PAUSES[:STARTS]))
+    assert said[-1] == f"given up after {STARTS} attempts"
 
 
 def test_any_error_is_a_failure_like_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,3 +126,32 @@ def test_any_error_is_a_failure_like_another(caplog: pytest.LogCaptureFixture) -
     # The process that never joined has made room for the next one.
     assert [(c.closed, c.worker.stopped) for c in seen[:-1]] == [(True, True)]
     assert [c.worker.start.epoch for c in seen] == [2, 3]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_lost_connection_is_made_again_and_who_cannot_be_reached_is_started_again(listens: bool) -> None:
+    gateway, starts = Gateway(), []
+    made: list[Client] = []
+
+    async def connect(worker: Any) -> WorkerClient:
+        if made and worker is made[0].worker and not listens:
+            raise OSError("nobody listens")
+        made.append(Client(worker))
+        return cast(WorkerClient, made[-1])
+
+    async def main() -> None:
+        first = Mortal([], starts)
+        processes = Processes([cast(Any, first)], connect, CLOCK)
+        await processes.connect()
+        processes.watch(gateway, lambda *_: None)
+        await CLOCK.sleep(100.5 * CHECK)
+        made[0].cut = True
+        await CLOCK.sleep(2 * CHECK)
+        assert len(starts) == (0 if listens else 1)
+        assert (gateway.seen == made[1:]) and len(made) == 2
+        assert (made[1].worker is first) == listens
+        await CLOCK.sleep(10 * CHECK)
+        assert len(made) == 2
+        await processes.stop()
+
+    VirtualClock.run(main())

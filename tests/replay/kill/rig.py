@@ -38,13 +38,13 @@ PATIENCE = 20.0  # seconds after which something hangs
 
 
 class Hurried(WallClock):
-    """For who starts workers again: a thousand times as fast, so that no worker counts as short-lived."""
+    """For who starts workers again: so fast that no worker counts as short-lived."""
 
     def time(self) -> float:
         return super().time() * 1000
 
     async def sleep(self, seconds: float) -> None:
-        await super().sleep(seconds / 1000)
+        await super().sleep(seconds / 20)
 
 
 class Rig:
@@ -77,6 +77,12 @@ class Rig:
                     await asyncio.sleep(0.002)
         except TimeoutError:
             raise AssertionError(f"{what}: not after {PATIENCE:g} s") from None
+
+    @property
+    def summary(self) -> str:
+        totals = self.gateway.totals
+        counts = f"{len(self.died)} deaths, {self.asked} requests, {totals.replaced} placed again"
+        return f"{counts}; how they ended: {totals.finished}"
 
     @property
     def placed(self) -> set[str]:
