@@ -69,8 +69,10 @@ class BuiltWorker:
             closing.callback(self.engine.close)
 
 
-def build_worker(start: WorkerStart, progress: Callable[[str], None] = lambda text: None) -> BuiltWorker:
-    """In a worker process: load exactly the plugins of the start message and build."""
+def build_worker(
+    start: WorkerStart, progress: Callable[[str], None] = lambda text: None, ranks: Ranks | None = None
+) -> BuiltWorker:
+    """In a worker process: load exactly the plugins of the start message and build. `ranks`: see `build`."""
     progress("loading plugins")
     pool = compose_pool(start.model, start.pool, start.plugins)
     # The boot id makes it unique: after a restart the cache is empty, whatever the epoch says.
@@ -82,6 +84,7 @@ def build_worker(start: WorkerStart, progress: Callable[[str], None] = lambda te
         rng=random.Random(start.seed),
         threads=start.threads,
         progress=progress,
+        ranks=ranks,
     )
 
 

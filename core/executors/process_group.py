@@ -25,14 +25,15 @@ class ProcessGroup:
         device: torch.device,
         *,
         seconds: float,
+        meet_seconds: float = 60.0,
         host: str | None = None,
     ) -> None:
-        """`store`: a torch.distributed store that all ranks share. `seconds` until a peer that is not
-        there is given up. `host`: the address to be reached at; None: what gloo finds (it reads
-        GLOO_SOCKET_IFNAME)."""
+        """`store`: a torch.distributed store that all ranks share. Peers are given up that do not come here
+        within `meet_seconds`, later that do not exchange within `seconds`. `host`: the address to be reached
+        at; None: what gloo finds (it reads GLOO_SOCKET_IFNAME)."""
         self.rank, self.world, self.device = rank, world, device
         patience = timedelta(seconds=seconds)
-        store.set_timeout(patience)
+        store.set_timeout(timedelta(seconds=meet_seconds))
         self._sum, self._largest = dist.AllreduceOptions(), dist.AllreduceOptions()
         operations: Any = dist.ReduceOp
         self._sum.reduceOp, self._largest.reduceOp = operations.SUM, operations.MAX

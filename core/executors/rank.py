@@ -33,10 +33,12 @@ from bien.core.worker.start import Failed
 
 
 class RankLoop:
-    """`run` on one thread, `serve_blocks` on another."""
+    """`run` on one thread, `serve_blocks` on another. `executor` is set once it is loaded, before `run`; no
+    blocks are asked for earlier."""
 
-    def __init__(self, executor: TorchExecutor) -> None:
-        self.executor = executor
+    executor: TorchExecutor
+
+    def __init__(self) -> None:
         self._turn = threading.Condition()  # over what follows, and over commits
         self._waiting: Step | None = None  # computed, its yield unknown
         self._computed = 0  # the last step

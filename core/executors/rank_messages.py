@@ -1,8 +1,9 @@
 """What rank 0 and the other ranks of a group say to each other.
 
 Two links per rank. Steps, down: `Join`, then `Allocate` and one `StepMessage` per step; nothing answers a
-step. Up: `Here`, `Done` after joining and after allocating, `Fault` as last words. Blocks: `ReadBlocks` and
-`WriteBlocks` down, `Blocks` or `Fault` up for each. The end of a link is the end of the group.
+step. Up: `Here`, `Done` when it can join, has loaded and has allocated, `Fault` as last words. Blocks:
+`ReadBlocks` and `WriteBlocks` down, `Blocks` or `Fault` up for each. The end of a link is the end of the
+group.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Allocate(msgspec.Struct, array_like=True, tag="allocate"):
 
 
 class Done(msgspec.Struct, array_like=True, tag="done"):
-    """Joined and loaded, or allocated."""
+    """Ready to join; or loaded, then with its heads; or allocated."""
 
     first: int = 0  # KV head that it holds
     stop: int = 0  # behind the last one

@@ -61,16 +61,33 @@ def main() -> int:
 
 
 def _run(start: WorkerStart, up: _Up, watch: _ParentWatch) -> int:
-    built = _builder(start.builder)(start, lambda text: up.send(Progress(text)))
+    return serve(
+        start, _builder(start.builder)(start, lambda text: up.send(Progress(text))), up.send, watch.on_loss
+    )
+
+
+def serve(
+    start: WorkerStart,
+    built: BuiltWorker,
+    announce: Callable[[Ready], None],
+    on_loss: Callable[[Callable[[str], None]], None] = lambda stop: None,
+) -> int:
+    """Serve gateways until SIGTERM, until one of them asks for the end or the engine breaks; the exit code.
+    `announce` hears where; `on_loss` is given what stops it."""
     # What was made until here stays: full collections need not walk through it.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(_serve(start, built, up, watch))
+        return runner.run(_serve(start, built, announce, on_loss))
 
 
-async def _serve(start: WorkerStart, built: BuiltWorker, up: _Up, watch: _ParentWatch) -> int:
+async def _serve(
+    start: WorkerStart,
+    built: BuiltWorker,
+    announce: Callable[[Ready], None],
+    on_loss: Callable[[Callable[[str], None]], None],
+) -> int:
     server = Server(built.info, start.token)
     server.engine = EngineThread(built.engine, built.executor, server, depth=built.depth)
     host, port = await server.listen(start.host, start.port)
@@ -82,8 +99,8 @@ async def _serve(start: WorkerStart, built: BuiltWorker, up: _Up, watch: _Parent
         server.publisher.start()
     server.engine.start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop, "SIGTERM")
-    watch.on_loss(server.stop)
-    up.send(Ready(host, port, built.info))
+    on_loss(server.stop)
+    announce(Ready(host, port, built.info))
     reason = await server.stopped
     ends = [server.close(reason)]
     if server.publisher is not None:

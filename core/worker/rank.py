@@ -73,13 +73,14 @@ def _serve(
     model = start.model
     architecture = read_architecture(model.name, model.block_tokens, model.dtype, model.max_context)
     pool = compose_pool(model, start.pool, start.plugins)
+    loop = RankLoop()
+    threading.Thread(target=_follow, args=(loop.serve_blocks, blocks), daemon=True).start()
     ctx, parts = prepare(pool, architecture, threads=start.threads)
+    steps.send(Done())
     steps.receive()  # Join
     communicator = meet(rank_device(ctx.device, start.rank))
     try:
-        executor = load_executor(ctx, communicator)
-        loop = RankLoop(executor)
-        threading.Thread(target=_follow, args=(loop.serve_blocks, blocks), daemon=True).start()
+        executor = loop.executor = load_executor(ctx, communicator)
         heads = parts["parallel"].kv_shard(architecture.kv_heads)
         steps.send(Done(heads.start, heads.stop))
         loop.run(steps)

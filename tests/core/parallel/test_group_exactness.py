@@ -120,7 +120,7 @@ def test_logprobs_are_those_of_one_rank(folders: dict[str, Path]) -> None:
 
 
 def test_int8_stays_close(folders: dict[str, Path]) -> None:
-    """Lossy in its own way: a rank scales the activations that it sees, a part of those that one rank sees."""
+    """Lossy in its own way: a rank scales the activations that it sees, a part of what one rank sees."""
     folder, prompt = folders["tied"], [random.Random(3).randrange(3, 90) for _ in range(50)]
     one = {"quantizer": _make(int8, Context()), "parallel": Single()}
     two = thread_group(folder, 2, lambda ctx: {"quantizer": _make(int8, ctx)}, dtype="float32")

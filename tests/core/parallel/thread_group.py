@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,14 @@ def thread_group(
     remotes = []
     for rank in range(1, world):
         ends = [socket.socketpair() for _ in range(2)]
-        loop = RankLoop(executors[rank])
+        loop = RankLoop()
+        loop.executor = executors[rank]
         steps: Link[Down] = Link(ends[0][1], Down)
         blocks: Link[BlocksDown] = Link(ends[1][1], BlocksDown)
-        for work in (lambda x=loop, s=steps: run(x, s), lambda x=loop, b=blocks: x.serve_blocks(b)):
+        for work in (
+            lambda x=loop, s=steps, c=communicators[rank]: run(x, s, c),
+            lambda x=loop, b=blocks: x.serve_blocks(b),
+        ):
             threading.Thread(target=work, daemon=True).start()
         up: Link[Up] = Link(ends[0][0], Up)
         remote = RemoteRank(rank, up, Link[BlocksUp](ends[1][0], BlocksUp))
@@ -61,14 +66,15 @@ def thread_group(
     )
 
 
-def run(loop: RankLoop, steps: Link[Down]) -> None:
+def run(loop: RankLoop, steps: Link[Down], communicator: ThreadCommunicator) -> None:
     """As a rank's process does."""
     try:
         loop.run(steps)
     except LinkClosed:
         pass
     except Exception as error:
-        steps.send(
-            Fault(Failed(getattr(error, "code", "internal_error"), f"{type(error).__name__}: {error}"))
-        )
+        failed = Failed(getattr(error, "code", "internal_error"), f"{type(error).__name__}: {error}")
+        with suppress(LinkClosed):
+            steps.send(Fault(failed))
+    communicator.close()
     steps.close()
