@@ -3,7 +3,7 @@
 Filters apply in SGLang's order: temperature, then top-k, then top-p over what top-k left, renormalised,
 then min-p (Nguyen et al. 2024: at least min_p times the heaviest token's weight); vLLM has min-p before
 top-k. Sampling inverts the cumulative distribution (tokens in index order) at one counter-based uniform
-of the row's (seed, position): one number per row, where Gumbel noise would need one per vocabulary
+of the row's (seed, choice, position): one number per row, where Gumbel noise would need one per vocabulary
 entry, and the law can be tested exactly by sweeping that number.
 """
 
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from bien.core.sampling.cut import draw_cut
 from bien.core.sampling.rng import uniforms
 
 COLDEST = 1e-5  # below this temperature only the maximum has weight, and float32 would divide by zero
@@ -46,7 +47,7 @@ def sample_rows(
         u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows], choice=choice)
         index = torch.from_numpy(rows).to(logits.device)
         tokens[index] = draw(
-            logits[index],
+            logits if len(rows) == len(logits) else logits[index],
             u,
             heat[rows],
             np.asarray(top_p, np.float64)[rows],
@@ -69,28 +70,48 @@ def draw(
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     scale = torch.from_numpy(temperature).to(device, logits.dtype)[:, None]
-    weights = (logits - logits.amax(-1, keepdim=True)).div_(scale).exp_()
-    keep = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
-    narrow = np.flatnonzero((top_p < 1) | (keep < vocab))
-    if len(narrow):
-        index = torch.from_numpy(narrow).to(device)
-        limits = torch.from_numpy(np.minimum(top_p[narrow], 1.0)).to(device)
-        weights[index] = filtered(weights[index], limits, torch.from_numpy(keep[narrow]).to(device))
-    if min_p is not None and min_p.any():
+    weights = (logits - _largest(logits)).div_(scale).exp_()
+    top_k = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
+    min_p = np.zeros(len(u)) if min_p is None else np.minimum(min_p, 1.0)
+    cut = (top_p < 1) | (top_k < vocab) | (min_p > 0)
+    if device.type != "cpu":
+        return _search(_kept(weights, top_p, top_k, min_p, cut), torch.from_numpy(u).to(device), right=True)
+    if cut.all():
+        return torch.from_numpy(draw_cut(weights.numpy(), u, top_p, top_k, min_p))
+    tokens = _search(weights, torch.from_numpy(u), right=True)
+    if cut.any():
+        narrow = draw_cut(weights.numpy()[cut], u[cut], top_p[cut], top_k[cut], min_p[cut])
+        tokens[torch.from_numpy(cut)] = torch.from_numpy(narrow)
+    return tokens
+
+
+def _kept(
+    weights: Tensor,
+    top_p: NDArray[np.float64],
+    top_k: NDArray[np.int64],
+    min_p: NDArray[np.float64],
+    cut: NDArray[np.bool_],
+) -> Tensor:
+    device, rows = weights.device, np.flatnonzero(cut)
+    if len(rows):
+        index = torch.from_numpy(rows).to(device)
+        limits = torch.from_numpy(np.minimum(top_p[rows], 1.0)).to(device)
+        weights[index] = filtered(weights[index], limits, torch.from_numpy(top_k[rows]).to(device))
         # The heaviest token weighs 1 and has passed every filter. Compared in the dtype of the weights, so
         # that min_p = 1 keeps it.
-        least = torch.from_numpy(np.minimum(min_p, 1.0)).to(device, weights.dtype)
+        least = torch.from_numpy(min_p).to(device, weights.dtype)
         weights *= weights >= least[:, None]
-    return _search(weights, torch.from_numpy(u).to(device), right=True)
+    return weights
 
 
 def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Zero all but the top_k heaviest tokens, and of these all but the smallest set that reaches top_p of
     their weight (the token that crosses it included); of equal weights the lower index stays.
 
-    weights: [R, V] >= 0. top_p: [R] float64 in 0..1. top_k: [R] int64 in 1..V.
+    weights: [R, V] >= 0. top_p: [R] float64 in 0..1. top_k: [R] int64 in 1..V. For accelerators; on the host
+    `draw_cut` draws by the same law at a tenth of the cost.
     """
-    values = _descending(weights, int(top_k.max()))
+    values = weights.topk(int(top_k.max()), dim=-1).values
     rank = torch.arange(values.shape[1], device=weights.device)
     if bool((top_k < values.shape[1]).any()):
         values = values.masked_fill(rank >= top_k[:, None], 0.0)
@@ -104,22 +125,19 @@ def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     return weights * (above | equal)
 
 
+# numpy's vectorised searches take a tenth of the time of torch's; both find the first of equals.
+
+
 def _greedy(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or not len(logits):
         return logits.argmax(-1)
-    # numpy's vectorised search takes a tenth of the time of torch's; both take the first of equals.
     return torch.from_numpy(logits.detach().numpy().argmax(-1))
 
 
-def _descending(weights: Tensor, count: int) -> Tensor:
-    # Values only: what passes is decided by a threshold, so that no index has to be sorted along.
-    if weights.device.type != "cpu":
-        return weights.topk(count, dim=-1).values
-    host, vocab = weights.numpy(), weights.shape[1]
-    if count * 8 < vocab:
-        host = np.partition(host, vocab - count, axis=-1)[:, vocab - count :]
-    # numpy's vectorised sort takes a twentieth of the time of torch's.
-    return torch.from_numpy(np.sort(host, axis=-1)[:, ::-1].copy())
+def _largest(logits: Tensor) -> Tensor:
+    if logits.device.type != "cpu":
+        return logits.amax(-1, keepdim=True)
+    return torch.from_numpy(logits.detach().numpy().max(-1, keepdims=True))
 
 
 def _search(weights: Tensor, share: Tensor, *, right: bool) -> Tensor:

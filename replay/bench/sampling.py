@@ -1,4 +1,4 @@
-"""Sampling cost: milliseconds for R rows of a vocabulary, greedy and filtered.
+"""Sampling cost: milliseconds for R rows of a vocabulary, greedy and filtered, likely and flat.
 
 python -m bien.replay.bench.sampling [--rows 16] [--vocab 49152] [--threads 2] [--rounds 50]
 """
@@ -9,36 +9,59 @@ import argparse
 import json
 import statistics
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CASES = {  # temperature, top_p, top_k, min_p
+    "greedy_ms": (0.0, 1.0, 0, 0.0),
+    "temperature_ms": (0.8, 1.0, 0, 0.0),
+    "top_k50_ms": (0.8, 1.0, 50, 0.0),
+    "top_p95_ms": (0.8, 0.95, 0, 0.0),
+    "top_k50_p95_ms": (0.8, 0.95, 50, 0.0),
+    "min_p05_ms": (0.8, 1.0, 0, 0.05),
+}
+
 
 def measure(rows: int, vocab: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` of wall milliseconds per call, fresh logits each time."""
+    """Medians over `rounds` of wall milliseconds per call, fresh logits each time. The logits are normal
+    with deviation 3; "flat": 1, so that top-p keeps most of them; "peaked": 3 with 20 likely tokens above
+    them, as a model's are."""
     import torch
-
-    from bien.core.sampling.sampler import sample_rows
 
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
-    seeds = np.arange(rows, dtype=np.int64)
-    positions = np.arange(rows, dtype=np.int64)
-    cases = {
-        "greedy_ms": (0.0, 1.0, 0),
-        "temperature_ms": (0.8, 1.0, 0),
-        "top_k50_ms": (0.8, 1.0, 50),
-        "top_p95_ms": (0.8, 0.95, 0),
-    }
+
+    def normal() -> Tensor:
+        return torch.randn(rows, vocab, generator=generator)
+
+    peaks = torch.zeros(vocab)
+    peaks[torch.randperm(vocab, generator=generator)[:20]] = torch.linspace(20, 5, 20)
     out: dict[str, Any] = {"rows": rows, "vocab": vocab, "threads": threads}
-    for name, (temperature, top_p, top_k) in cases.items():
-        heat, nucleus = np.full(rows, temperature), np.full(rows, top_p)
-        keep = np.full(rows, top_k, dtype=np.int64)
+    out |= _medians(lambda: normal() * 3, rounds)
+    out["flat"] = _medians(normal, rounds)
+    out["peaked"] = _medians(lambda: normal() * 3 + peaks, rounds)
+    return out
+
+
+def _medians(make: Callable[[], Tensor], rounds: int) -> dict[str, float]:
+    from bien.core.sampling.sampler import sample_rows
+
+    out = {}
+    for name, (temperature, top_p, top_k, min_p) in CASES.items():
         times = []
         for _ in range(rounds):
-            logits = torch.randn(rows, vocab, generator=generator) * 3
+            logits = make()
+            each = np.ones(len(logits))
+            numbers = np.arange(len(logits))
+            keep = np.full(len(logits), top_k)
             start = time.perf_counter()
-            sample_rows(logits, seeds, positions, heat, nucleus, keep)
+            sample_rows(logits, numbers, numbers, each * temperature, each * top_p, keep, each * min_p)
             times.append((time.perf_counter() - start) * 1e3)
         out[name] = round(statistics.median(times), 2)
     return out

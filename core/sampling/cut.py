@@ -1,0 +1,177 @@
+"""`draw_cut`: one token from the head of a distribution, on the host, without sorting its tail.
+
+Top-k, top-p and min-p keep the heaviest tokens, so a row is cut to candidates first: those that weigh at
+least a bound under which no token can be kept.
+
+    top-k    the k-th largest of the maxima of pieces: k tokens weigh as much or more
+    top-p    (1 - p) of the total, divided by the vocabulary: all lighter ones together weigh less than 1 - p
+    min-p    the least weight itself
+
+Real models' distributions are peaked, and leave a few hundred candidates of 49,152. Flat ones leave most;
+there the weight at which top-p ends is enclosed by two order statistics of a sample (Floyd and Rivest 1975,
+"Expected time bounds for selection"), and only what lies between is sorted; that it does lie between is
+checked, so the result is exact. All sums are in float64: a token drawn is the first, in index order, at
+which the cumulative weight of the kept ones exceeds u of their total.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[Any]  # float32 or float64, >= 0, the heaviest 1
+Floats = NDArray[np.float64]
+
+_SORTED = 8192  # candidates that are sorted at once: less than sampling them costs
+_EVERY = 16  # one candidate in so many is in the sample
+_PIECE = 256  # tokens per piece of a two-level cumulative sum
+_PIECES = 4  # pieces per token of top-k, at least: with more of them fewer candidates are in vain
+
+
+def draw_cut(
+    weights: Weights, u: Floats, top_p: Floats, top_k: NDArray[np.int64], min_p: Floats
+) -> NDArray[np.int64]:
+    """The token at quantile u[i] of each row's kept tokens: the top_k heaviest, of these the smallest set
+    that reaches top_p of their weight (the token that crosses it included), of these the ones that weigh
+    min_p or more; of equal weights the lower index stays.
+
+    weights: [R, V]. u: [R] in [0, 1). top_p: [R], 1 or more is off. top_k: [R] in 1..V. min_p: [R] in 0..1.
+    """
+    out = np.zeros(len(weights), np.int64)
+    bounds, totals = _bounds(weights, top_p, top_k, min_p)
+    for i, row in enumerate(weights):
+        out[i] = _draw(row, bounds[i], u[i], top_p[i], int(top_k[i]), row.dtype.type(min_p[i]), totals[i])
+    return out
+
+
+def _bounds(
+    weights: Weights, top_p: Floats, top_k: NDArray[np.int64], min_p: Floats
+) -> tuple[Weights, Floats]:
+    # Per row the least weight of a candidate, and the total weight where top-p needs it.
+    vocab = weights.shape[1]
+    bounds = min_p.astype(weights.dtype)
+    limited, nucleus = top_k < vocab, top_p < 1
+    # What top-k leaves is the total of top-p: there no other filter may take from it before.
+    bounds[limited & nucleus] = 0
+    totals = np.zeros(len(weights))
+    whole = np.flatnonzero(nucleus & ~limited)
+    if len(whole):
+        totals[whole] = [weights[i].sum(dtype=np.float64) for i in whole]
+        # A little less: the sum of the light ones is rounded too.
+        light = (1 - top_p[whole]) * totals[whole] * (0.999 / vocab)
+        bounds[whole] = np.maximum(bounds[whole], light.astype(weights.dtype))
+    rows = np.flatnonzero(limited)
+    if len(rows):
+        most = int(top_k[rows].max())
+        width = vocab // (_PIECES * most)
+        if width > 1:
+            pieces = vocab // width
+            maxima = weights[:, : pieces * width].reshape(len(weights), width, pieces).max(1)
+            for i in rows.tolist():
+                k = int(top_k[i])
+                least = np.partition(maxima[i], pieces - k)[pieces - k]
+                bounds[i] = max(bounds[i], least)
+    return bounds, totals
+
+
+def _draw(row: Weights, least: Any, u: float, top_p: float, top_k: int, min_p: Any, total: float) -> int:
+    candidates = row >= least
+    kept = _Kept(row)
+    if np.count_nonzero(candidates) <= _SORTED:
+        kept = kept.only(candidates)
+    if len(kept.weights) > top_k:
+        rank = len(kept.weights) - top_k
+        kept = kept.only(_heaviest(kept.weights, top_k, np.partition(kept.weights, rank)[rank]))
+    if top_p < 1:
+        total = total or float(kept.weights.sum(dtype=np.float64))
+        kept = kept.only(_heaviest(kept.weights, *_nucleus(kept.weights, top_p * total, total)))
+    if min_p > 0:
+        kept = kept.only(kept.weights >= min_p)
+    return kept.at(u)
+
+
+class _Kept:
+    # Tokens that no filter has taken yet. While they are many the others stay beside them, with weight zero:
+    # to gather a large share of a row costs more than to go through all of it.
+
+    __slots__ = ("index", "weights")
+
+    def __init__(self, weights: Weights, index: NDArray[np.int64] | None = None) -> None:
+        self.weights = weights
+        self.index = index  # None: all
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Kept:
+        if np.count_nonzero(chosen) > _SORTED:
+            return _Kept(self.weights * chosen, self.index)
+        at = np.flatnonzero(chosen)
+        return _Kept(self.weights[at], at if self.index is None else self.index[at])
+
+    def at(self, u: float) -> int:
+        if not len(
+            self.weights
+        ):  # logits that are no numbers: those who share the step must not fail with it
+            return 0
+        at = _find(self.weights, u, "right")
+        return at if self.index is None else int(self.index[at])
+
+
+def _find(weights: Weights, share: float, side: Literal["left", "right"], goal: float | None = None) -> int:
+    # The first token whose cumulative weight exceeds (right) or reaches (left) a share of the total, or a
+    # goal. In two levels, sums of pieces and then one piece: sums can be vectorised, cumulative ones cannot.
+    ends = np.add.reduceat(weights, np.arange(0, len(weights), _PIECE), dtype=np.float64).cumsum()
+    point = share * float(ends[-1]) if goal is None else goal
+    # Rounding may carry the point over a total; it must never choose a token of weight zero.
+    point = min(point, _limit(ends[-1], side))
+    piece = int(ends.searchsorted(point, side=side))
+    first, start = piece * _PIECE, float(ends[piece - 1]) if piece else 0.0
+    below = weights[first : first + _PIECE].cumsum(dtype=np.float64)
+    point = min(point - start, _limit(below[-1], side))
+    return first + int(below.searchsorted(point, side=side))
+
+
+def _limit(total: Any, side: str) -> float:
+    return float(np.nextafter(total, 0) if side == "right" else total)
+
+
+def _heaviest(weights: Weights, size: int, least: Any) -> NDArray[np.bool_]:
+    # Which are the `size` heaviest, the lightest of them weighing `least`.
+    chosen: NDArray[np.bool_] = weights >= least
+    surplus = np.count_nonzero(chosen) - size
+    if surplus > 0:
+        equal = np.flatnonzero(weights == least)
+        chosen[equal[len(equal) - surplus :]] = False
+    return chosen
+
+
+def _nucleus(weights: Weights, goal: float, total: float) -> tuple[int, Any]:
+    # How many of the heaviest reach `goal` together, and the lightest of them.
+    if len(weights) > _SORTED:
+        found = _enclosed(weights, goal, goal / total)
+        if found is not None:
+            return found
+    return _crossing(weights, goal, 0)
+
+
+def _enclosed(weights: Weights, goal: float, share: float) -> tuple[int, Any] | None:
+    sample = np.sort(weights[::_EVERY])[::-1]
+    at = _find(sample, share, "left")
+    spread = 3 * int(len(sample) ** 0.5)
+    high = sample[at - spread] if at >= spread else weights.dtype.type(np.inf)
+    low = sample[at + spread] if at + spread < len(sample) else weights.dtype.type(0)
+    above = weights > high
+    heavy = float((weights * above).sum(dtype=np.float64))
+    if heavy >= goal:
+        return None
+    between = weights[np.flatnonzero((weights >= low) ^ above)]
+    if heavy + float(between.sum(dtype=np.float64)) < goal:
+        return None
+    return _crossing(between, goal - heavy, int(np.count_nonzero(above)))
+
+
+def _crossing(weights: Weights, goal: float, count: int) -> tuple[int, Any]:
+    # `count` others weigh more than all of `weights`; these have `goal` to reach.
+    order = np.sort(weights)[::-1]
+    at = _find(order, 1.0, "left", goal)
+    return count + at + 1, order[at]
