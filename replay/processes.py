@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from bien.core.clock import Clock, WallClock
 from bien.core.worker.client import WorkerClient
@@ -122,7 +122,8 @@ class Processes:
     async def _first(self, ended: asyncio.Future[str], seconds: float) -> None:
         sleep = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
-            await asyncio.wait([ended, sleep], return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Future[Any]] = {ended, sleep}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             sleep.cancel()
 
