@@ -51,6 +51,7 @@ class Driver:
         self.logits: dict[int, np.ndarray[Any, Any]] = {}  # slot -> [1 + drafts, V] of the last step
         self.proposed: dict[int, int] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}  # of the last step
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # the same of prompts
         self.steps = 0
         self._new: list[NewSequence] = []
         self._released: list[int] = []
@@ -149,6 +150,7 @@ class Driver:
     def _commit(self, plan: ExecutorPlan, logits: Any, result: Any) -> dict[int, list[int]]:
         gained: dict[int, list[int]] = {}
         self.logprobs = {int(plan.slots[i]): p for i, p in (result.logprobs or {}).items()}
+        self.prompt_logprobs = {int(plan.slots[i]): p for i, p in (result.prompt_logprobs or {}).items()}
         self.logits, at, row = {}, 0, 0
         for i, slot in enumerate(plan.slots.tolist()):
             n, drafts = int(result.accepted[i]), int(plan.drafts[i])

@@ -96,3 +96,24 @@ def test_it_is_trained(folder: Path, tokens: list[int]) -> None:
         loss[name] = float(torch.nn.functional.cross_entropy(rows, torch.tensor(tokens[33:513])))
     assert 1.0 < loss["none"] < 2.6
     assert abs(loss["int8"] - loss["none"]) < 0.05
+
+
+def test_prompt_logprobs(folder: Path, tokens: list[int], reference: Any) -> None:
+    """In chunks that are no multiples of a slice: what each position says of the next token."""
+    from bien.core.logprobs import TokenLogprobs
+    from bien.core.request import SamplingParams
+
+    text = tokens[:300]
+    with torch.inference_mode():
+        exact = reference(torch.tensor([text])).logits[0, :-1].log_softmax(-1).numpy()
+    driver = Driver(folder, block_tokens=16, blocks=200, max_context=1024)
+    slot = driver.add(text, sampling=SamplingParams(prompt_logprobs=5))
+    parts = []
+    for chunk in (100, 1, 131, 68):
+        driver.step({slot: chunk})
+        parts.append(driver.prompt_logprobs[slot])
+    found = TokenLogprobs.joined(parts)
+    own = exact[np.arange(299), text[1:]]
+    np.testing.assert_allclose(np.frombuffer(found.chosen, "<f4"), own, atol=2e-3)
+    values = np.frombuffer(found.values, "<f4").reshape(299, 5)
+    np.testing.assert_allclose(values, np.sort(exact, -1)[:, :-6:-1], atol=2e-3)
