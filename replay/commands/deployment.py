@@ -12,10 +12,10 @@ from bien.core.cores import available_cores, share_threads
 from bien.core.deployment import PoolSpec, load_deployment
 from bien.core.errors import DeploymentError, ModelError, PluginError
 from bien.core.plugins import PluginManager
-from bien.replay.redis_option import without_credentials
 from bien.core.sizes import megabytes
 from bien.core.worker.memory import check_memory
 from bien.core.worker.resources import memory_warnings
+from bien.replay.redis_option import without_credentials
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 """Folder of the built-in deployments."""
