@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -104,6 +105,8 @@ def _compile(compiler: str, folder: Path) -> Path:
 
 def _checked(command: list[str]) -> None:
     done = _run(command)
+    if os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode:
         raise UserError(
             f"kernels 'native' do not compile with {command[0]}; select kernels = \"torch\", or another "
@@ -113,8 +116,16 @@ def _checked(command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    plain = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, env=plain
+        )
+    except OSError as error:
+        raise ResourceError(
+            f"the compiler {command[0]!r} cannot be run: {error.strerror}; install g++, set CXX, or select "
+            'kernels = "torch"'
+        ) from error
     except subprocess.TimeoutExpired:
         raise ResourceError(
             f"{command[0]} did not end within {SECONDS} seconds: {' '.join(command)}"
