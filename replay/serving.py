@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from bien.core.clock import WallClock
 from bien.core.deployment import Deployment
@@ -18,10 +20,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_server(deployment: Deployment, attach: bool = False) -> int:
     """0 after SIGINT or SIGTERM: answers under way get `gateway.drain_seconds` to end; a second signal ends
     them at once. Raises what `Stack.start` raises; nothing is left running."""
+    with keep_signals() as runner:
+        return runner.run(_serve(deployment, attach))
+
+
+@contextmanager
+def keep_signals() -> Iterator[asyncio.Runner]:
+    """A loop that may handle `SIGNALS`; who handled them before does so again afterwards."""
     before = {name: signal.getsignal(name) for name in SIGNALS}
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(_serve(deployment, attach))
+            yield runner
     finally:  # a loop that closes leaves handlers of its own behind
         for name, handler in before.items():
             signal.signal(name, handler)

@@ -55,7 +55,7 @@ class Stack:
         """
         composition = compose(deployment, PluginManager.load())
         await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
-        folder = await _resolve(deployment.model.name, on_step)
+        folder = await resolve(deployment.model.name, on_step)
         async with AsyncExitStack() as opened:
             composition = await with_server(composition, opened)
             registry = CollectorRegistry()
@@ -113,7 +113,7 @@ class Stack:
         await self._open.aclose()
 
 
-async def _resolve(name: str, on_step: OnStep) -> Path:
+async def resolve(name: str, on_step: OnStep) -> Path:
     """The model's folder. It may take a download, in a thread, which only its own progress can end: who is
     cancelled waits until it has, and has removed what it wrote."""
     wanted = True

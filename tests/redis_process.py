@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from bien.core.errors import ResourceError
 from bien.replay.redis_server import SHIM, find_binary
@@ -30,7 +33,7 @@ class RedisProcess:
 
     @property
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self._socket))
+        return redis.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         command = [find_binary(), "--port", "0", "--unixsocket", str(self._socket), "--save", ""]
@@ -41,12 +44,10 @@ class RedisProcess:
         deadline = time.monotonic() + 20
         while True:
             try:
-                with self.client as client:
-                    client.ping()
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(str(self._socket))
                 return
-            except redis.AuthenticationError:
-                return
-            except redis.RedisError:
+            except OSError:
                 assert self._process.poll() is None and time.monotonic() < deadline, "no redis-server"
                 time.sleep(0.01)
 

@@ -194,7 +194,8 @@ class Publisher:
                 log.warning("worker %r publishes again", id)
                 self._warned = ""
         self._renewal = self._clock.time() + to.lease_seconds / 3
-        if state == "new" or not kept or self._trimmed(first):
+        missing = not kept and self._snapshot_bytes > 0
+        if state == "new" or missing or self._trimmed(first):
             self._snapshot_at, self._taken = "", None
             self._at = last
 

@@ -18,12 +18,12 @@ SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redi
 QUERY = ("db", "password", "username", "ssl_ca_certs", "ssl_certfile", "ssl_cert_reqs", "ssl_keyfile")
 EXAMPLE = "redis://[[user]:password@]host:6379/0, rediss://… (TLS), unix:///path/to.sock, valkey://…"
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
-_PASSWORD = re.compile(r"(?i)(?<=password=)[^&\s]+")
+_QUERY = re.compile(r"([?&](?!ssl_|db=|username=)[^=&\s]*=)[^&\s]*")  # a password, under whatever name
 
 
 def masked(text: str) -> str:
     """The text without the credentials of any URL in it."""
-    return _PASSWORD.sub("***", _CREDENTIALS.sub("***@", text))
+    return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
 
 
 def check_redis_url(url: str) -> None:
@@ -78,7 +78,8 @@ def explained(error: BaseException) -> str:
     from redis import exceptions as kinds
 
     text = masked(str(error) or type(error).__name__)
-    if isinstance(error, kinds.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+    refused = any(isinstance(e, kinds.AuthenticationError) for e in (error, error.__cause__))
+    if refused or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
         return f"it refuses these credentials ({text})"
     if isinstance(error, (kinds.TimeoutError, TimeoutError)):
         return f"no answer in time ({text})"

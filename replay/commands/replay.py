@@ -74,7 +74,9 @@ def replay(
         seed=seed,
     ).check()
     if url is not None and redis is not None:
-        raise UserError("--redis chooses the index of a deployment that is started here; leave it out with --url")
+        raise UserError(
+            "--redis chooses the index of a deployment that is started here; leave it out with --url"
+        )
     if ladder is not None:
         check_alone(url, report)
         manager, paths = PluginManager.load(), tuple(trace or ())

@@ -47,7 +47,7 @@ def test_it_drains_until_all_has_ended_or_a_second_signal(
 ) -> None:
     stack = Noting(ends)
 
-    async def start(*_: Any) -> Noting:
+    async def start(*_: Any, **__: Any) -> Noting:
         asyncio.get_running_loop().call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
         return stack
 

@@ -118,10 +118,8 @@ class RedisIndex:
         missing = sorted(w.info.id for w in self._watched.values() if not w.leased and w.looked)
         if missing:
             return IndexHealth("degraded", f"without a lease: {', '.join(missing)}", seconds)
-        if self._unread:
-            return IndexHealth(
-                "degraded", f"{self.undecodable} undecodable, the last: {self._unread}", seconds
-            )
+        if self._unread and self._clock.time() - self._unread_at < self._config.keep_seconds:
+            return IndexHealth("degraded", f"{self.undecodable} times found {self._unread}", seconds)
         return IndexHealth("ok", "", seconds)
 
     async def start(self) -> None:
@@ -282,11 +280,8 @@ class RedisIndex:
 
     def _compare(self, watched: Watched, lease: Lease | None) -> None:
         id, info = watched.info.id, watched.info
-        before, watched.leased = (
-            watched.leased,
-            lease is not None and lease.info.generation == info.generation,
-        )
-        watched.looked = True
+        before, watched.looked = watched.leased, True
+        watched.leased = lease is not None and lease.info.generation == info.generation
         if lease is None:
             if before:
                 self.lost_leases += 1
