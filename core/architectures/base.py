@@ -7,7 +7,21 @@ from typing import Any, Protocol
 
 import msgspec
 
+from bien.core.architectures.weights import Weight, active, flops
 from bien.core.kv.groups import KVGroup
+
+
+class AttentionCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token's attention costs in `layers` layers, beside the products with weights."""
+
+    layers: int
+    per_position: int  # floating-point operations per position that is looked at
+    cap: int = 0  # at most so many positions are (window, top-k); 0: all
+    constant: int = 0  # per token, whatever the context (recurrent states)
+
+    def flops(self, context: int) -> int:
+        seen = min(context, self.cap) if self.cap else context
+        return self.layers * (self.constant + self.per_position * seen)
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +40,17 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     groups: tuple[KVGroup, ...] = ()
     config: dict[str, Any] = {}  # the checkpoint's own fields, for the torch module
+    weights: tuple[Weight, ...] = ()  # every tensor of the checkpoint
+    attention: tuple[AttentionCost, ...] = ()
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token meets: of routed experts the chosen ones, the embedding whole."""
+        return active(self.weights)
+
+    def flops(self, context: int) -> int:
+        """Floating-point operations of one token at this context, decoded alone."""
+        return flops(self.weights) + sum(cost.flops(context) for cost in self.attention)
 
 
 class ArchitectureReader(Protocol):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bien.core.architectures.base import Architecture
+from bien.core.architectures.base import Architecture, AttentionCost
+from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
 from bien.core.architectures.fields import Fields, rope_parameters
+from bien.core.architectures.weights import total
 from bien.core.kv.groups import GroupKind, KVGroup
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -49,11 +51,14 @@ def dense(
             size = per_layer * len(members)
             groups.append(KVGroup(kind.value, kind, members, block_tokens, size, window=window, dtype=dtype))
     inner = fields.size("intermediate_size")
-    attention = 2 * hidden * head_dim * (heads + kv_heads)
-    biases = (head_dim * (heads + 2 * kv_heads) + hidden) * bool(config.get("attention_bias"))
-    biases += (2 * inner + hidden) * bool(config.get("mlp_bias"))
-    block = attention + 3 * hidden * inner + 2 * hidden + 2 * head_dim * qk_norm + biases
-    embeddings = vocab * hidden * (1 if config["tie_word_embeddings"] else 2)
+    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    weights = embeddings(vocab, hidden, tied=config["tie_word_embeddings"])
+    for i in range(layers):
+        prefix = f"model.layers.{i}."
+        weights += grouped_query(
+            f"{prefix}self_attn.", hidden, heads, kv_heads, head_dim, bias=bias, qk_norm=qk_norm
+        )
+        weights += gated(f"{prefix}mlp.", hidden, inner, bias=mlp_bias) + layer_norms(prefix, hidden)
     return Architecture(
         name=name,
         model=model,
@@ -64,9 +69,19 @@ def dense(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        parameters=embeddings + layers * block + hidden,
+        parameters=total(weights),
         groups=tuple(groups),
         config=config,
+        weights=tuple(weights),
+        attention=attention_costs(windows, heads, head_dim),
+    )
+
+
+def attention_costs(windows: list[int], heads: int, head_dim: int) -> tuple[AttentionCost, ...]:
+    """Of grouped-query layers with these windows (0 = full): scores and mix, two operations each."""
+    sizes = sorted(set(windows))
+    return tuple(
+        AttentionCost(layers=windows.count(w), per_position=4 * heads * head_dim, cap=w) for w in sizes
     )
 
 

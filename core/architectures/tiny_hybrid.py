@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bien.core.architectures.base import Architecture
+from bien.core.architectures.base import Architecture, AttentionCost
+from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
 from bien.core.architectures.fields import Fields, rope_parameters
-from bien.core.architectures.llama import ITEM_BYTES
+from bien.core.architectures.llama import ITEM_BYTES, attention_costs
+from bien.core.architectures.weights import Weight, linear, norm, total
 from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 
@@ -61,10 +63,14 @@ class TinyHybridReader:
                 size = kv_bytes * len(members)
                 group = KVGroup(kind.value, kind, members, block_tokens, size, window=window, dtype=dtype)
             groups.append(group)
-        attention = 2 * hidden * head_dim * (heads + kv_heads)
-        linear = 5 * hidden * states * state_dim + 2 * states * (hidden + 1) + state_dim
-        blocks = sum(linear if k is GroupKind.STATE else attention for k in kinds)
-        blocks += layers * (3 * hidden * inner + 2 * hidden)
+        weights = embeddings(vocab, hidden, tied=config["tie_word_embeddings"])
+        for i, kind in enumerate(kinds):
+            prefix = f"model.layers.{i}."
+            if kind is GroupKind.STATE:
+                weights += _delta(f"{prefix}linear_attn.", hidden, states, state_dim)
+            else:
+                weights += grouped_query(f"{prefix}self_attn.", hidden, heads, kv_heads, head_dim)
+            weights += gated(f"{prefix}mlp.", hidden, inner) + layer_norms(prefix, hidden)
         return Architecture(
             name="tiny_hybrid",
             model=model,
@@ -75,10 +81,45 @@ class TinyHybridReader:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            parameters=vocab * hidden * (1 if config["tie_word_embeddings"] else 2) + blocks + hidden,
+            parameters=total(weights),
             groups=tuple(groups),
             config={**config, "rope": rope_parameters(config, model)},
+            weights=tuple(weights),
+            attention=(
+                *attention_costs(
+                    [
+                        config["sliding_window"] if k is GroupKind.WINDOW else 0
+                        for k in kinds
+                        if k is not GroupKind.STATE
+                    ],
+                    heads,
+                    head_dim,
+                ),
+                AttentionCost(
+                    layers=kinds.count(GroupKind.STATE),
+                    per_position=0,
+                    constant=7 * states * state_dim * state_dim,
+                ),
+            ),
         )
+
+
+def _delta(prefix: str, hidden: int, states: int, d: int) -> list[Weight]:
+    gates = [
+        w
+        for n in ("decay", "beta")
+        for w in linear(f"{prefix}{n}_proj", states, hidden, "attention", bias=True)
+    ]
+    return [
+        *(
+            Weight(f"{prefix}{n}_proj.weight", (states * d, hidden), "attention")
+            for n in ("q", "k", "v", "gate")
+        ),
+        *gates[::2],
+        *gates[1::2],
+        *linear(f"{prefix}o_proj", hidden, states * d, "attention"),
+        norm(f"{prefix}norm", d),
+    ]
 
 
 def _kinds(fields: Fields, layers: int) -> list[GroupKind]:

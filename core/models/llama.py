@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -58,36 +58,6 @@ class Llama:
     def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
         """Decoder layer `index`; architectures with layers of other kinds override this."""
         return LlamaLayer(index, a, source, parts)
-
-    @staticmethod
-    def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:
-        hidden, inner, d = a.hidden_size, a.config["intermediate_size"], a.head_dim
-        names = {"model.embed_tokens.weight": (a.vocab_size, hidden), "model.norm.weight": (hidden,)}
-        shapes: dict[str, tuple[int, ...]] = dict(names)
-        if not a.config["tie_word_embeddings"]:
-            shapes["lm_head.weight"] = (a.vocab_size, hidden)
-        linears = {
-            "self_attn.q_proj": (a.heads * d, hidden),
-            "self_attn.k_proj": (a.kv_heads * d, hidden),
-            "self_attn.v_proj": (a.kv_heads * d, hidden),
-            "self_attn.o_proj": (hidden, a.heads * d),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        biased = {"self_attn": a.config.get("attention_bias"), "mlp": a.config.get("mlp_bias")}
-        for i in range(a.layers):
-            prefix = f"model.layers.{i}."
-            for name, shape in linears.items():
-                shapes[f"{prefix}{name}.weight"] = shape
-                if biased[name.split(".")[0]]:
-                    shapes[f"{prefix}{name}.bias"] = shape[:1]
-            for name in ("input_layernorm", "post_attention_layernorm"):
-                shapes[f"{prefix}{name}.weight"] = (hidden,)
-            if a.config.get("qk_norm"):
-                for name in ("q_norm", "k_norm"):
-                    shapes[f"{prefix}self_attn.{name}.weight"] = (d,)
-        return shapes
 
     def embed(self, tokens: Tensor) -> Tensor:
         if self.whole:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bien.core.architectures.base import Architecture
+from bien.core.architectures.weights import expected
 from bien.core.errors import ModelError, nearest
 from bien.core.kernels.base import Kernels
 from bien.core.parallel.strategy import ParallelStrategy
@@ -49,11 +50,6 @@ class CausalModel(Protocol):
 
     layers: list[Any]  # layer(hidden [N, H], rows) -> hidden [N, H]; never changes its input
 
-    @staticmethod
-    def expected(architecture: Architecture) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the checkpoint must hold, with its shape."""
-        ...
-
     def embed(self, tokens: Tensor) -> Tensor:
         """[N] int64 -> [N, H]."""
         ...
@@ -72,8 +68,6 @@ class CausalModel(Protocol):
 
 class ModelClass(Protocol):
     """Constructor of a `CausalModel`; takes its tensors from the checkpoint, which has been checked."""
-
-    def expected(self, architecture: Architecture) -> Mapping[str, tuple[int, ...]]: ...
 
     def __call__(
         self, architecture: Architecture, checkpoint: Checkpoint, parts: ModelParts
@@ -95,5 +89,5 @@ def load_model(architecture: Architecture, folder: Path, parts: ModelParts) -> C
     make = model_class(architecture.name)
     with Checkpoint.open(folder, parts.dtype, parts.device) as checkpoint:
         tied = architecture.config.get("tie_word_embeddings")
-        checkpoint.check(make.expected(architecture), frozenset({"lm_head.weight"} if tied else ()))
+        checkpoint.check(expected(architecture.weights), frozenset({"lm_head.weight"} if tied else ()))
         return make(architecture, checkpoint, parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,37 +116,3 @@ class TinyHybrid(Llama):
         if a.config["layer_types"][index] == "linear_attention":
             return DeltaLayer(index, a, source, parts)
         return LlamaLayer(index, a, source, parts)
-
-    @staticmethod
-    def expected(a: Architecture) -> Mapping[str, tuple[int, ...]]:
-        hidden, inner, d = a.hidden_size, a.config["intermediate_size"], a.head_dim
-        states, size = a.config["linear_num_heads"], a.config["linear_head_dim"]
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (a.vocab_size, hidden),
-            "model.norm.weight": (hidden,),
-        }
-        if not a.config["tie_word_embeddings"]:
-            shapes["lm_head.weight"] = (a.vocab_size, hidden)
-        attention: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj.weight": (a.heads * d, hidden),
-            "self_attn.k_proj.weight": (a.kv_heads * d, hidden),
-            "self_attn.v_proj.weight": (a.kv_heads * d, hidden),
-            "self_attn.o_proj.weight": (hidden, a.heads * d),
-        }
-        linear: dict[str, tuple[int, ...]] = {
-            f"linear_attn.{n}_proj.weight": (states * size, hidden) for n in ("q", "k", "v", "gate")
-        }
-        linear |= {f"linear_attn.{n}_proj.weight": (states, hidden) for n in ("decay", "beta")}
-        linear |= {f"linear_attn.{n}_proj.bias": (states,) for n in ("decay", "beta")}
-        linear |= {"linear_attn.o_proj.weight": (hidden, states * size), "linear_attn.norm.weight": (size,)}
-        common: dict[str, tuple[int, ...]] = {
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-        }
-        for i, kind in enumerate(a.config["layer_types"]):
-            own = linear if kind == "linear_attention" else attention
-            shapes |= {f"model.layers.{i}.{name}": shape for name, shape in (own | common).items()}
-        return shapes

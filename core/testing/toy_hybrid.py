@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from bien.core.architectures.tiny_hybrid import READER
+from bien.core.architectures.weights import expected
 
 LAYER_TYPES = ("linear_attention", "sliding_attention", "linear_attention", "full_attention")
 
@@ -40,16 +41,14 @@ def hybrid_config(**changes: Any) -> dict[str, Any]:
 
 
 def write_tiny_hybrid(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
-    """Write the model into `folder` (made if missing) and return it. Needs torch, for the tensors' names."""
-    from bien.core.models.tiny_hybrid import TinyHybrid
-
+    """Write the model into `folder` (made if missing) and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = hybrid_config(**changes)
     architecture = READER.read(config, model=str(folder), block_tokens=16, dtype="float32")
     rng = np.random.default_rng(seed)
     tensors = {
         name: _tensor(name, shape, rng).astype(np.float32)
-        for name, shape in TinyHybrid.expected(architecture).items()
+        for name, shape in expected(architecture.weights).items()
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(tensors, folder / "model.safetensors")
