@@ -38,7 +38,7 @@ class Choices:
         self._served = served
         self._ask = ask
         self._work = work
-        self._progress: list[Progress] = []
+        self._progress: dict[int, Progress] = {}
         self._preface: Preface | None = None
         self._computed = asyncio.Event()  # the prompt
         self._ready = asyncio.Event()  # the preface
@@ -67,8 +67,6 @@ class Choices:
         assert isinstance(self._work.prompt, TokenIds)
         scoring = None if ask.logprobs is None else Scoring(prompts.text.tokenizer)
         progress = Progress(prompts.output(ask, self._work.prompt), scoring, silent=ask.max_tokens == 0)
-        while len(self._progress) <= index:
-            self._progress.append(progress)
         self._progress[index] = progress
         return progress
 
@@ -116,14 +114,14 @@ class Choices:
     @property
     def usage(self) -> Usage:
         """So far. The prompt counts once."""
-        cached = self._progress[0].cached if self._progress else 0
-        return Usage.of(self._work.prompt_tokens, sum(p.tokens for p in set(self._progress)), cached)
+        made = sum(progress.tokens for progress in self._progress.values())
+        return Usage.of(self._work.prompt_tokens, made, self._progress[0].cached)
 
     @property
     def speculation(self) -> Speculation | None:
         """Of all choices; None where one was cut at a stop string."""
         out = Speculation(0, 0, 0)
-        for progress in self._progress:
+        for progress in self._progress.values():
             one = progress.speculation
             if one is None:
                 return None
