@@ -49,10 +49,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def harness(
-    folder: Path, budget: int = 512, drafter: str = "", store: bool = False, **fields: Any
+    folder: Path,
+    budget: int = 512,
+    drafter: str = "",
+    store: bool = False,
+    kernels: Any = None,
+    **fields: Any,
 ) -> TorchHarness:
     ctx = Context()
     parts = {"quantizer": _make(quantizers, ctx), "parallel": _make(strategies, ctx)}
+    if kernels is not None:
+        parts["kernels"] = kernels
     if drafter == "prompt-lookup":
         parts["speculator"] = _make(prompt_lookups, ctx, min_ngram=1)
     elif drafter:
