@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from bien.core.kernels.base import Kernels
 
 I64 = NDArray[np.int64]
+Places = dict[tuple[int, str], tuple[int, int]]
+"""(layer, name of a group, "" for the first that has the layer) -> (group, index in the group)."""
 
 
 @dataclass(slots=True)
@@ -82,10 +84,10 @@ class Rows:
         drafts: I32,
         kernels: Kernels,
         device: torch.device,
-        layers: dict[int, tuple[int, int]] | None = None,
+        layers: Places | None = None,
     ) -> None:
-        """`tables[g]` is the executor's [slots, blocks] block table of group g; `layers` maps a layer to
-        (group, index in the group), by default the target model's layers."""
+        """`tables[g]` is the executor's [slots, blocks] block table of group g; `layers` says where a layer's
+        entries are, by default the target model's layers'."""
         self.pools, self.tables, self.kernels, self.device = pools, tables, kernels, device
         self.slots, self.starts, self.counts = slots, starts, counts
         self.drafts = drafts  # [S] how many of a sequence's last tokens are drafts
@@ -114,28 +116,44 @@ class Rows:
             self._groups[index] = found
         return found
 
-    def write(self, layer: int, kv: Tensor) -> None:
-        """Store every token's entry: kv [N, width]; for attention layers K heads, then V heads."""
-        group, index = self.layers[layer]
+    def write(self, layer: int, kv: Tensor, name: str = "") -> None:
+        """Store every token's entry: kv [N, width]; for attention layers K heads, then V heads. `name`: of
+        the group, for a layer that has entries in several; "" is its first."""
+        group, index = self.layers[layer, name]
         rows = self.group(group)
         self.kernels.write_kv(rows.pool.flat[index], rows, kv)
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """Causal attention (inside the group's window) over what `write` stored: query [N, heads, d] ->
         [N, heads * d]. The group's width says how many KV heads there are: width / (2 d)."""
-        group, index = self.layers[layer]
+        group, index = self.layers[layer, ""]
         rows = self.group(group)
         return self.kernels.paged_attention(query, rows, index, scale)
 
-    def load_states(self, layer: int) -> Tensor:
+    def attend_latent(
+        self, layer: int, query: Tensor, scale: float, rank: int, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Causal attention over the layer's latents: query [N, heads, width] against the whole entry, the
+        first `rank` features of which are also the values -> [N, heads, rank]. `chosen` as `choose` returns
+        it: only these positions are looked at."""
+        group, index = self.layers[layer, ""]
+        return self.kernels.latent_attention(query, self.group(group), index, scale, rank, chosen)
+
+    def choose(self, layer: int, query: Tensor, weights: Tensor, count: int, name: str) -> Tensor:
+        """The `count` positions that matter most to each token, by the indexer keys that `write` stored in
+        group `name`: query [N, heads, d], weights [N, heads] -> [N, count] int64, -1 where there are less."""
+        group, index = self.layers[layer, name]
+        return self.kernels.choose(query, weights, self.group(group), index, count)
+
+    def load_states(self, layer: int, name: str = "") -> Tensor:
         """[S, width]: a copy of every sequence's recurrent state before this step (zero at position 0)."""
-        group, index = self.layers[layer]
+        group, index = self.layers[layer, name]
         return self.pools[group].data[index].index_select(0, self._live(group))
 
-    def store_states(self, layer: int, states: Tensor) -> None:
+    def store_states(self, layer: int, states: Tensor, name: str = "") -> None:
         """Put states back: [sum(keep), width] in row order, for each sequence those after its last `keep`
         tokens, oldest first. The executor settles on the accepted one after verification."""
-        group, index = self.layers[layer]
+        group, index = self.layers[layer, name]
         pool, keep = self.pools[group], self.keep
         last = states
         if len(states) != len(self.slots):
@@ -151,7 +169,7 @@ class Rows:
     def redirect(self, group: int) -> Rows:
         """The same rows for layers that read and write `group` (a drafter's own) instead of the target's:
         layer `pools[group].group.layers[j]` is the group's j-th."""
-        layers = {layer: (group, j) for j, layer in enumerate(self.pools[group].group.layers)}
+        layers = {(layer, ""): (group, j) for j, layer in enumerate(self.pools[group].group.layers)}
         other = Rows.__new__(Rows)
         other.__dict__.update(self.__dict__)
         other.layers = layers
@@ -189,11 +207,12 @@ def flat_positions(starts: I32, counts: I32, offsets: I64) -> I64:
     return flat
 
 
-def target_layers(pools: tuple[Pool, ...]) -> dict[int, tuple[int, int]]:
-    """Layer -> (group, index in the group), drafters' own groups left out."""
-    return {
-        layer: (g, j)
-        for g, pool in enumerate(pools)
-        if pool.group.kind is not GroupKind.DRAFT
-        for j, layer in enumerate(pool.group.layers)
-    }
+def target_layers(pools: tuple[Pool, ...]) -> Places:
+    """Where the target model's layers have their entries; drafters' own groups are left out."""
+    places: Places = {}
+    for g, pool in enumerate(pools):
+        if pool.group.kind is not GroupKind.DRAFT:
+            for j, layer in enumerate(pool.group.layers):
+                places.setdefault((layer, ""), (g, j))
+                places[layer, pool.group.name] = (g, j)
+    return places

@@ -28,6 +28,21 @@ class Kernels(Protocol):
         [N, heads * d]."""
         ...
 
+    def latent_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, rank: int, chosen: Tensor | None
+    ) -> Tensor:
+        """Multi-head attention over one latent per position: query [N, heads, width] with
+        rows.pool.layers[layer] [blocks+1, block_tokens, width], whose first `rank` features are the values,
+        over the positions <= a token's own; of these only chosen [N, K] (int64, -1 = none) if it is given
+        -> [N, heads, rank]."""
+        ...
+
+    def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
+        """The `count` positions <= a token's own with the largest sums over heads of weights *
+        relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads], keys
+        rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count] int64, largest first, -1 where there are fewer."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
         ...

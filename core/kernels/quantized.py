@@ -46,12 +46,13 @@ class Int4Linear:
     def __init__(self, levels: Tensor, scale: Tensor, offset: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = levels.shape
         self._packed = levels[:, ::2] | (levels[:, 1::2] << 4)
-        self._scale, self._offset, self._bias = scale[..., None], offset[..., None], bias
+        self._dtype, self._bias = scale.dtype, bias
+        self._scale, self._offset = scale[..., None].half(), offset[..., None].half()
 
     def __call__(self, x: Tensor) -> Tensor:
         levels = torch.stack((self._packed & 15, self._packed >> 4), -1)
-        groups = self._scale.shape[1]
-        weight = torch.addcmul(self._offset, levels.view(self.out_features, groups, -1), self._scale)
+        scale, offset = self._scale.to(self._dtype), self._offset.to(self._dtype)
+        weight = torch.addcmul(offset, levels.view(self.out_features, scale.shape[1], -1), scale)
         weight = weight.view(self.out_features, self.in_features).to(x.dtype)
         return F.linear(x, weight, self._bias)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import GroupRows
 from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, attend_runs, plan_attention
+from bien.core.kernels.latent import choose, latent_attention
 from bien.core.kernels.quantized import Int4Linear, Int8Linear
 from bien.core.quantization.quantizer import LinearMethod
 
@@ -75,6 +76,14 @@ class TorchKernels:
                 part = torch.empty_like(grouped[segment.query])
                 run(grouped[segment.query], key, value, segment, scale, part)
                 out[segment.query] = part
+
+    def latent_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, rank: int, chosen: Tensor | None
+    ) -> Tensor:
+        return latent_attention(query, rows, layer, scale, rank, chosen)
+
+    def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
+        return choose(query, weights, rows, layer, count)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return torch.rms_norm(x, weight.shape, weight, eps)

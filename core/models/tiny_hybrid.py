@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bien.core.architectures.base import Architecture
+from bien.core.models.decoder import DecoderLayer
 from bien.core.models.layers import FeedForward
-from bien.core.models.llama import Llama, LlamaLayer
+from bien.core.models.llama import Llama
 
 if TYPE_CHECKING:
     from bien.core.executors.rows import Rows
@@ -93,26 +94,12 @@ def scan(
     return mixed, kept.flatten(1)
 
 
-class DeltaLayer:
-    """x + mixer(norm(x)), then + feed-forward(norm(.))."""
-
-    def __init__(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> None:
-        prefix = f"model.layers.{index}."
-        self.index, self.eps, self.norm = index, float(a.config["rms_norm_eps"]), parts.kernels.rms_norm
-        self.input_norm = source.take(prefix + "input_layernorm.weight")
-        self.post_norm = source.take(prefix + "post_attention_layernorm.weight")
-        self.mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
-        self.feed_forward = FeedForward(prefix + "mlp.", a, source, parts)
-
-    def __call__(self, hidden: Tensor, rows: Rows) -> Tensor:
-        hidden = hidden + self.mixer(self.norm(hidden, self.input_norm, self.eps), rows)
-        return hidden.add_(self.feed_forward(self.norm(hidden, self.post_norm, self.eps)))
-
-
 class TinyHybrid(Llama):
-    """Llama's embedding, head and attention layers, and `DeltaLayer`s among them."""
+    """Llama's layers, and `DeltaMixer`s in place of attention among them."""
 
     def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
-        if a.config["layer_types"][index] == "linear_attention":
-            return DeltaLayer(index, a, source, parts)
-        return LlamaLayer(index, a, source, parts)
+        if a.config["layer_types"][index] != "linear_attention":
+            return super().make_layer(index, a, source, parts)
+        prefix = f"model.layers.{index}."
+        mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
+        return DecoderLayer(index, mixer, FeedForward(prefix + "mlp.", a, source, parts), a, source, parts)
