@@ -95,6 +95,9 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._turn()
+        except ExecutorDiedError as fault:
+            log.error("%s; this worker stops", fault)
+            error = fault
         except BaseException as fault:  # a bug in the engine itself: nothing it says can be trusted now
             log.exception("the engine failed; this worker stops")
             error = fault

@@ -7,7 +7,7 @@ import hmac
 import logging
 from typing import TYPE_CHECKING, cast
 
-from bien.core.errors import ResourceError, UserError
+from bien.core.errors import ExecutorDiedError, ResourceError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
@@ -139,6 +139,8 @@ class Server:
 
     def on_stop(self, error: BaseException | None) -> None:
         reason = "stopped" if error is None else f"engine failed: {type(error).__name__}: {error}"
+        if isinstance(error, ExecutorDiedError):
+            reason = str(error)
         self._later(self._set_stopped, reason)
 
     def _later(self, call: object, *arguments: object) -> None:

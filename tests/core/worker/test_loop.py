@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bien.core.errors import ExecutorDiedError
 from bien.core.kv.events import KVEvent
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
@@ -183,3 +184,42 @@ def test_stop_waits_for_steps_in_flight() -> None:
         d.heard.next("report")
         d.thread.stop()
         assert d.heard.next("stop") == ("stop", None)
+
+
+class DyingExecutor(FakeExecutor):
+    """A group whose rank dies when it is told to: between steps, or in one."""
+
+    def __init__(self) -> None:
+        super().__init__(threaded=False)
+        self.on_death: Any = None
+        self.dead = False
+
+    def watch(self, on_death: Any) -> None:
+        self.on_death = on_death
+
+    def forward(self, plan: Any) -> Any:
+        if self.dead:
+            raise ExecutorDiedError("rank 1 was killed")
+        return super().forward(plan)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_the_thread_ends_with_its_executor(idle: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests are not ended one by one: the whole worker is, so that they are placed again."""
+    executor, heard = DyingExecutor(), Heard()
+    engine = FakeEngine()
+    thread = EngineThread(engine, executor, heard)  # type: ignore[arg-type]
+    thread.start()
+    if idle:
+        executor.on_death(ExecutorDiedError("rank 1 was killed"))
+    else:
+        executor.dead = True
+        thread.submit(GenerateRequest("a", TokenIds.of([1]), SamplingParams(max_tokens=3)))
+    error = heard.next("stop")[1]
+    assert isinstance(error, ExecutorDiedError)
+    assert str(error) == "rank 1 was killed"
+    assert "a" not in heard.outputs
+    assert engine.closed and executor.closed
+    assert [r.getMessage() for r in caplog.records] == ["rank 1 was killed; this worker stops"]
+    assert not any(r.exc_info for r in caplog.records)
+    thread.join(10)
