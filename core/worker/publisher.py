@@ -194,10 +194,11 @@ class Publisher:
                 log.warning("worker %r publishes again", id)
                 self._warned = ""
         self._renewal = self._clock.time() + to.lease_seconds / 3
-        missing = not kept and self._snapshot_bytes > 0
-        if state == "new" or missing or self._trimmed(first):
+        if state == "new":  # whatever lies there of this worker is another life's
             self._snapshot_at, self._taken = "", None
             self._at = last
+        elif (not kept and self._snapshot_bytes) or self._trimmed(first):
+            self._snapshot_at = ""
 
     def _trimmed(self, first: str) -> bool:
         """Whether entries behind our snapshot may be gone from the stream, which begins at `first`."""

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import sys
 import tempfile
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from bien.core.clock import WallClock
 from bien.core.compose import compose
 from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
-from bien.core.errors import ResourceError
+from bien.core.errors import BienError, DeploymentError, ResourceError
 from bien.core.plugins import PluginManager
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import WorkerProcess, launch
+from bien.replay.cli import make_app
 from bien.replay.display import Display
 from bien.replay.fleet import lasting_starts
 from bien.replay.live import Plan, replay
 from bien.replay.options import ReplayOptions
-from bien.replay.stack import open_index
+from bien.replay.result import Result
+from bien.replay.simulation import simulated
+from bien.replay.stack import Stack, open_index
 from bien.replay.stack_process import StackProcess
 from bien.traces.model import TraceMeta
 from bien.traces.native import write_native
@@ -187,3 +195,196 @@ async def test_a_killed_gateway_is_replaced_and_knows_all_that_it_knew(
     with server.client as client:
         assert list(client.keys("bien:{*}:worker:*")) == [], "leases are taken back at a clean end"
         assert [k for k in client.keys("*") if client.ttl(k) < 0] == [], "all else expires"
+
+
+async def state(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(f"{url}/health") as answer:
+        assert answer.status == 200
+        return str((await answer.json())["index"]["state"])
+
+
+async def becomes(session: aiohttp.ClientSession, url: str, wanted: str) -> None:
+    async with asyncio.timeout(30):
+        while await state(session, url) != wanted:
+            await WallClock().sleep(0.05)
+
+
+async def test_serving_goes_on_while_redis_is_away(model: Path, server: RedisProcess) -> None:
+    """Frozen, gone, back and empty: no request fails, no cached token is missed, and it is said."""
+    stack = await StackProcess.start(deployment(model, server.url, count=2, timeout_seconds=0.2))
+    try:
+        async with aiohttp.ClientSession() as http:
+            url, cached = stack.up.url, 0
+
+            async def turns(n: int) -> None:
+                nonlocal cached
+                for number in range(4):
+                    usage = await turn(http, url, prompt(number, n))
+                    assert usage["prompt_tokens_details"]["cached_tokens"] == 48 * (n - 1)
+                    cached += 48 * (n - 1)
+
+            await turns(1)
+            await becomes(http, url, "ok")
+            assert await metric(http, url, "bien_index_store_up") == 1
+            server.freeze()
+            await turns(2)
+            await becomes(http, url, "away")
+            await turns(3)
+            assert await metric(http, url, "bien_index_store_up") == 0
+            assert await metric(http, url, "bien_index_store_errors") > 0
+            server.thaw()
+            server.stop()
+            await turns(4)
+            server.start()
+            await becomes(http, url, "ok")
+            with server.client as client:
+                assert len(client.keys("bien:{*}:worker:*")) == 2, "the leases are published anew"
+            await turns(5)
+            assert await metric(http, url, "bien_cached_tokens") == cached
+            assert await metric(http, url, "bien_router_predicted_cached_tokens") == cached
+            assert await metric(http, url, "bien_index_store_up") == 1
+    finally:
+        await stack.stop()
+
+
+def toml(path: Path, model: Path, secret: str = "shared") -> Path:
+    path.write_text(
+        f"""
+        [model]
+        name = "{model}"
+        block_tokens = {BLOCK}
+        [gateway]
+        port = 0
+        secret = "{secret}"
+        drain_seconds = 0
+        [[pool]]
+        count = 1
+        kv_tokens = 4096
+        slots = 4
+        threads = 1
+        executor = "simulated"
+        """
+    )
+    return path
+
+
+async def command(*words: str) -> tuple[asyncio.subprocess.Process, str]:
+    """A command of bien that runs until it is told to end, and its first line."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "bien.replay.cli", *words), stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    said = (await process.stdout.readline()).decode()
+    return process, said or (await process.stderr.read()).decode()
+
+
+@pytest.mark.slow
+async def test_workers_and_gateway_as_commands(model: Path, server: RedisProcess, tmp_path: Path) -> None:
+    file = toml(tmp_path / "d.toml", model)
+    worker, said = await command("worker", str(file), "--redis", server.url)
+    gateways = []
+    try:
+        assert "workers main-0 at 127.0.0.1:" in said, said
+        async with aiohttp.ClientSession() as http:
+            for n, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
+                gateway, said = await command("serve", str(file), "--redis", server.url, "--attach")
+                gateways.append(gateway)
+                url = re.search(r"at (http://\S+)/v1 with 1 workers", said)
+                assert url is not None, said
+                usage = await turn(http, url[1], prompt(0, n))
+                assert usage["prompt_tokens_details"]["cached_tokens"] == 48 * (n - 1)
+                gateway.send_signal(number)
+                await gateway.wait()
+        assert worker.returncode is None, "it outlives its gateways"
+        worker.send_signal(signal.SIGTERM)
+        assert await worker.wait() == 0
+        with server.client as client:
+            assert client.keys("bien:{*}:worker:*") == []
+    finally:
+        for process in (worker, *gateways):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_what_cannot_meet_says_why(model: Path, server: RedisProcess) -> None:
+    of = deployment(model, server.url)
+    secretless = msgspec.structs.replace(of, gateway=msgspec.structs.replace(of.gateway, secret=""))
+    with pytest.raises(DeploymentError, match="gateway.secret is empty"):
+        await Stack.start(secretless, attach=True)
+    memory = msgspec.structs.replace(of.gateway, kv_index=Selection("memory"))
+    with pytest.raises(DeploymentError, match="meet in Redis, and the index is 'memory'"):
+        await Stack.start(msgspec.structs.replace(of, gateway=memory), attach=True)
+
+
+def test_options_that_cannot_be_say_why(model: Path, tmp_path: Path) -> None:
+    file = str(toml(tmp_path / "d.toml", model))
+    for words, why in (
+        (("worker", file), "the index is 'memory'"),
+        (("worker", file, "--redis", "embedded"), "belongs to one stack"),
+        (("serve", file, "--redis", "redis://u:hidden@h:x"), r"--redis: 'redis://\*\*\*@h:x' is no URL"),
+        (("serve", file, "--redis", "redis://u:hidden@127.0.0.1:1"), r"\*\*\*@127.0.0.1:1: .*connect"),
+        (("replay", "--url", "http://127.0.0.1:1", "--redis", "embedded"), "leave it out with --url"),
+    ):
+        done = CliRunner().invoke(make_app(), words)
+        assert isinstance(done.exception, BienError), done.output
+        assert re.search(why, str(done.exception)) and "hidden" not in str(done.exception)
+
+
+def test_a_deployment_is_described_without_credentials(model: Path, tmp_path: Path) -> None:
+    file = toml(tmp_path / "d.toml", model)
+    with file.open("a") as more:
+        more.write('[gateway.kv_index]\nuse = "redis"\nurl = "redis://me:hidden@host:6379/0"\n')
+    done = CliRunner().invoke(make_app(), ["deployment", "check", str(file)])
+    assert "kv_index: redis (url='redis://***@host:6379/0'" in done.output and "hidden" not in done.output
+
+
+async def test_a_simulation_needs_no_redis(model: Path, tmp_path: Path) -> None:
+    of, notes = simulated(deployment(model, "redis://127.0.0.1:1/0"))
+    assert of.gateway.kv_index == Selection("memory")
+    assert any("'redis'" in note for note in notes)
+
+
+@pytest.mark.slow
+async def test_a_replay_of_a_real_model_through_a_gateway_that_is_killed(
+    tmp_path: Path, server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch workers outlive the gateway; sessions that were begun before go on after it, and what the new
+    gateway predicts is what the workers find."""
+    monkeypatch.setattr("bien.replay.targets.http.FOREIGN_VOCABULARY", 280)
+    write_toy(tmp_path / "toy")
+    of = deployment(tmp_path / "toy", server.url, count=2)
+    pool = msgspec.structs.replace(of.pool[0], executor=Selection("torch"), kv_tokens=16384)
+    of = msgspec.structs.replace(of, pool=(pool,))
+    workers = await fleet(of, tmp_path / "toy")
+    first = second = None
+    try:
+        first = await StackProcess.start(of, attach=True)
+        begun = [session(f"s{i}", (0, 200, 16), (0.01, 60, 16)) for i in range(8)]
+        whole = [session(f"s{i}", (0, 200, 16), (0.01, 60, 16), (0.01, 60, 16)) for i in range(8)]
+        write_native(tmp_path / "begun.jsonl", TraceMeta("native", 16), begun)
+        write_native(tmp_path / "whole.jsonl", TraceMeta("native", 16), whole)
+        one = await measured(tmp_path / "begun.jsonl", first.up.url, tmp_path / "one.json")
+        assert one.turns.errors == 0
+        os.kill(first._process.pid, signal.SIGKILL)
+        second = await StackProcess.start(of, attach=True)
+        two = await measured(tmp_path / "whole.jsonl", second.up.url, tmp_path / "two.json")
+        assert two.turns.count == 24 and two.turns.errors == 0
+        async with aiohttp.ClientSession() as http:
+            cached = await metric(http, second.up.url, "bien_cached_tokens")
+            assert cached == two.tokens.cached_input
+            assert await metric(http, second.up.url, "bien_router_predicted_cached_tokens") == cached
+        # All but the last block of what had been computed before the kill is found again, in each turn.
+        assert two.tokens.cached_input > 0.9 * (two.tokens.logical_input - 8 * 76)
+        assert two.tokens.cached_input > one.tokens.cached_input
+    finally:
+        for stack in (first, second):
+            if stack is not None:
+                await stack.stop()
+        await asyncio.gather(*(worker.stop() for worker in workers))
+
+
+async def measured(trace: Path, url: str, into: Path) -> Result:
+    with Display(WallClock()) as display:
+        result, _ = await replay(Plan((trace,), ReplayOptions(concurrency=4), into, None, url), display)
+    return result
