@@ -211,6 +211,7 @@ def _tiles(result: Result) -> Iterator[dict[str, Any]]:
     plain: list[tuple[str, float | None]] = [
         ("turns", result.turns.count),
         ("turns failed", result.turns.errors),
+        ("turns cut off", result.turns.unfinished or None),
         ("sessions", sessions.count),
         ("sessions completed", sessions.completed),
         ("seconds", through.seconds),

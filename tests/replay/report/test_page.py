@@ -175,6 +175,14 @@ def test_what_failed_at_once_can_be_seen() -> None:
     assert "stroke: " + figures.COLOURS["decode"] not in svg
 
 
+def test_turns_that_were_cut_off_are_counted() -> None:
+    result = result_of(run())
+    for cut, shown in ((0, None), (3, "3")):
+        result.turns.unfinished = cut
+        tiles = page(render(result, None, "r.json")).findall(".//div[@class='tile']")
+        assert {t.findtext("span"): t.findtext("b") for t in tiles}.get("turns cut off") == shown
+
+
 def test_equal_runs_give_equal_pages() -> None:
     pages = []
     for _ in range(2):
