@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from bien.core.errors import ResourceError, UserError
+from bien.core.compose import compose
+from bien.core.deployment import parse_deployment
+from bien.core.errors import BienError, ResourceError, UserError
+from bien.core.plugins import PluginManager
+from bien.core.testing.toy import write_toy
+from bien.core.worker.launch import launch
+from bien.core.worker.start import assign
 from bien.plugins.kernels.native import compile as compiling
 from bien.plugins.kernels.native.compile import library
 from tests.plugins.test_kernels import native_kernels
@@ -168,6 +174,19 @@ def test_a_library_that_is_damaged(tmp_path: Path) -> None:
     path.write_text("library")
     with pytest.raises(ResourceError, match="native.so cannot be loaded"):
         Library(str(path))
+
+
+@pytest.mark.slow
+async def test_a_worker_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    native_kernels()  # or skip
+    toy = write_toy(tmp_path / "toy")
+    pool = {"kernels": "native", "kv_tokens": 512}
+    deployment = parse_deployment({"model": {"name": str(toy)}, "pool": [pool]})
+    starts = assign(compose(deployment, PluginManager.load("")))
+    env = {"CXX": "/nonexistent", "BIEN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    with pytest.raises(BienError, match=r"no compiler '/nonexistent'.*kernels = \"torch\""):
+        await launch(starts, env=env)
 
 
 SLOW_COMPILER = """#!/bin/sh

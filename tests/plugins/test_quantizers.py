@@ -58,7 +58,7 @@ class TestInt8Native(TestInt8):
 
 
 class TestInt4(QuantizerSuite):
-    """Rounding costs 8 to 12 % of a weight's size (see below); of one output over eleven tokens, which is what
+    """Rounding costs 8 to 12 % of a weight (see below); of one output over eleven tokens, which is what
     the suite looks at, twice that."""
 
     tolerance = 0.2
@@ -201,7 +201,7 @@ COSTS = {  # quantizer: KL divergence at most, share of equal best tokens at lea
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    """distribution(parts): log-probabilities of SmolLM2 behind each of 320 tokens of source code, [320, V]."""
+    """distribution(parts): log-probabilities of SmolLM2 behind 320 tokens of source code, [320, V]."""
     from tokenizers import Tokenizer
 
     folder = resolve_model("smollm2-135m")
