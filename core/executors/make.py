@@ -54,7 +54,7 @@ def make_group(ctx: Context, ranks: Ranks, world: int) -> GroupExecutor:
         for remote in remotes:
             remote.send(Join())
         try:
-            communicator = ranks.communicator(0, world, rank_device(ctx.device, 0))
+            communicator = ranks.communicator(0, world, ctx.device)
             made.callback(communicator.close)
             local = load_executor(ctx, communicator)
         except CollectiveError:
@@ -73,7 +73,7 @@ def make_group(ctx: Context, ranks: Ranks, world: int) -> GroupExecutor:
 
 
 def load_executor(ctx: Context, communicator: Communicator | None = None) -> TorchExecutor:
-    """The executor of this process alone. `communicator`: it is one rank of several."""
+    """The executor of this process alone, on `ctx.device`. `communicator`: it is one rank of several."""
     architecture = _architecture(ctx)
     torch.set_num_threads(ctx.threads)
     quantizer, strategy = ctx.parts["quantizer"], ctx.parts["parallel"]
@@ -83,11 +83,9 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
             f"(quantization_config: {architecture.config.get('quantization_config')!r})"
         )
     kernels = ctx.parts.get("kernels") or TorchKernels()
-    rank = 0
     if communicator is not None:
-        rank = communicator.rank
         strategy.connect(communicator)
-    device = usable_device(rank_device(ctx.device, rank))
+    device = usable_device(ctx.device)
     folder = Path(resolve_model(architecture.model, ctx.parts.get("progress")))
     parts = ModelParts(quantizer, strategy, kernels, DTYPES[ctx.dtype], device)
     with torch.inference_mode():
@@ -102,7 +100,8 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
 
 
 def rank_device(name: str, rank: int) -> str:
-    """The device of one rank: "cuda" or "cuda:N" count on from there, any other name stands for all."""
+    """The device of the `rank`-th rank of a machine: "cuda" and "cuda:N" count on from there, any other name
+    stands for all."""
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdecimal():
         return name

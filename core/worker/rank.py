@@ -76,9 +76,10 @@ def _serve(
     loop = RankLoop()
     threading.Thread(target=_follow, args=(loop.serve_blocks, blocks), daemon=True).start()
     ctx, parts = prepare(pool, architecture, threads=start.threads)
+    ctx.device = rank_device(ctx.device, start.local_rank)
     steps.send(Done())
     steps.receive()  # Join
-    communicator = meet(rank_device(ctx.device, start.rank))
+    communicator = meet(ctx.device)
     try:
         executor = loop.executor = load_executor(ctx, communicator)
         heads = parts["parallel"].kv_shard(architecture.kv_heads)

@@ -29,6 +29,7 @@ class RankStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank needs. Written by rank 0, sent over its stdin, never by argument."""
 
     rank: int
+    local_rank: int  # among those of this machine
     world: int
     model: ModelSpec
     pool: PoolSpec
@@ -76,6 +77,7 @@ class LaunchedRanks:
         steps, its_steps = socket.socketpair()
         blocks, its_blocks = socket.socketpair()
         start = RankStart(
+            rank,
             rank,
             world,
             self._model,

@@ -51,7 +51,7 @@ class TorchrunRanks:
         with socket.create_server((HOST if self._local else "", 0), backlog=2 * world) as listening:
             listening.settimeout(LINK_SECONDS)
             host = HOST if self._local else os.environ["MASTER_ADDR"]
-            rank = RankStart(-1, world, start.model, start.pool, start.plugins, threads)
+            rank = RankStart(-1, -1, world, start.model, start.pool, start.plugins, threads)
             where = (host, listening.getsockname()[1], token, rank)
             self._store.set(LINKS, msgspec.json.encode(where))
             ends: dict[tuple[int, str], tuple[socket.socket, Here]] = {}
@@ -146,7 +146,7 @@ def _follow(store: Any, rank: int, world: int, local: bool) -> int:
     blocks: Link[BlocksDown] = Link(ends[1], BlocksDown)
     for link, name in ((steps, "steps"), (blocks, "blocks")):
         link.send(Here(rank, name, token, os.getpid(), socket.gethostname()))
-    start = msgspec.structs.replace(start, rank=rank)
+    start = msgspec.structs.replace(start, rank=rank, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
     return serve_rank(start, steps, blocks, lambda device: meet(store, rank, world, device, local))
 
 

@@ -26,12 +26,15 @@ from bien.core.executors.rank import RankLoop
 from bien.core.plan import ExecutorPlan, i32
 from bien.core.plugins import PluginManager
 from bien.core.request import BlockRuns, GenerateRequest, SamplingParams, TokenIds
+from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import launch
 from bien.core.worker.rank_launch import LaunchedRanks
 from bien.core.worker.socket_client import SocketClient
 from bien.core.worker.start import Ready, assign
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 from tests.core.parallel.test_group_exactness import group_harness
+from tests.core.test_exactness import play
 from tests.core.worker.client_contract import Recorder
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -90,6 +93,16 @@ def gone(process: psutil.Process) -> bool:
         return bool(process.status() == "zombie")
     except psutil.NoSuchProcess:
         return True
+
+
+def talk(worker: BuiltWorker, folder: Path) -> list[list[int]]:
+    """Conversations in small chunks, few blocks and overlapping plans; every turn's text."""
+    fields = {"block_tokens": 16, "max_context": 256, "blocks": 13, "depth": 2}
+    h = TorchHarness(folder, Fcfs(FcfsConfig(token_budget=11)), {}, executor=worker.executor, **fields)
+    text = play(h, SamplingParams(max_tokens=24, temperature=0.8, ignore_eos=True, seed=3), together=True)
+    assert h.engine.stats().preemptions > 0
+    assert max(h.cached.values()) > 16
+    return text
 
 
 # -- threads
@@ -186,6 +199,8 @@ def test_ranks_are_processes_that_end_with_their_group(manager: PluginManager, t
     try:
         assert generate(worker) == generate(single)
         assert worker.info.fp == single.info.fp, "one can use the blocks of the other"
+        found, want = (talk(w, Path(toy)) for w in (worker, single))
+        assert found == want
         [rank] = ranks_of(os.getpid())
         environment = rank.environ()
         assert environment["OMP_NUM_THREADS"] == "1", "two threads for two ranks"

@@ -19,6 +19,7 @@ from bien.core.testing.toy import write_toy
 from bien.core.testing.toy_hybrid import write_tiny_hybrid
 from bien.plugins.kv_stores.host import bien_providers as host_stores
 from bien.plugins.parallel.single import Single
+from bien.plugins.quantizers.int4 import bien_providers as int4
 from bien.plugins.quantizers.int8 import bien_providers as int8
 from bien.plugins.quantizers.none import bien_providers as no_quantizers
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
@@ -34,6 +35,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "untied, biases": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
     "3 kv heads": ("llama", {"num_key_value_heads": 3, "vocab_size": 261}),
     "1 kv head": ("llama", {"num_key_value_heads": 1}),
+    "wide heads": ("llama", {"head_dim": 16}),
     "qwen3": ("qwen3", {"attention_bias": True}),
     "hybrid": ("tiny_hybrid", {}),
 }
@@ -119,11 +121,12 @@ def test_logprobs_are_those_of_one_rank(folders: dict[str, Path]) -> None:
         assert np.allclose(one, two, atol=1e-5)
 
 
-def test_int8_stays_close(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("quantizer", [int8, int4], ids=["int8", "int4"])
+def test_quantized_weights_stay_close(quantizer: Any, folders: dict[str, Path]) -> None:
     """Lossy in its own way: a rank scales the activations that it sees, a part of what one rank sees."""
-    folder, prompt = folders["tied"], [random.Random(3).randrange(3, 90) for _ in range(50)]
-    one = {"quantizer": _make(int8, Context()), "parallel": Single()}
-    two = thread_group(folder, 2, lambda ctx: {"quantizer": _make(int8, ctx)}, dtype="float32")
+    folder, prompt = folders["wide heads"], [random.Random(3).randrange(3, 90) for _ in range(50)]
+    one = {"quantizer": _make(quantizer, Context()), "parallel": Single()}
+    two = thread_group(folder, 2, lambda ctx: {"quantizer": _make(quantizer, ctx)}, dtype="float32")
     exact, alone, together = (
         first_logits(h, prompt)
         for h in (
@@ -133,7 +136,7 @@ def test_int8_stays_close(folders: dict[str, Path]) -> None:
         )
     )
     loss = [float(np.linalg.norm(found - exact) / np.linalg.norm(exact)) for found in (alone, together)]
-    assert 0 < loss[1] < 1.5 * loss[0] < 0.2, loss
+    assert 0 < loss[1] < 1.5 * loss[0] < 0.5, loss
     assert not np.array_equal(alone, together)
 
 
