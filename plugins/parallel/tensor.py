@@ -29,6 +29,9 @@ from bien.core.api import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Whose layers load what `shard` says and sum what they compute from it. A layer that is whole on every rank
+# must not be summed, so none is guessed.
+CUT = ("llama", "qwen3", "tiny_hybrid")
 # Features stay together in runs as long as there are enough of: groups of weights with one scale fit.
 UNITS = (128, 64, 32, 16, 8, 4, 2)
 
@@ -42,8 +45,14 @@ class TensorParallel:
         self._communicator: Communicator | None = None
 
     def mesh(self, world: int) -> Mesh:
+        a = self._model
+        if world > 1 and a.name not in CUT:
+            raise UserError(
+                f"strategy 'tensor' cannot cut models of architecture {a.name!r} ({a.model!r}), only "
+                f"{', '.join(CUT)}; valid: devices = 1",
+                field="devices",
+            )
         if not self._legal(world):
-            a = self._model
             sizes = [str(n) for n in range(1, a.heads + 1) if self._legal(n)]
             raise UserError(
                 f"strategy 'tensor' cannot cut the {a.heads} attention heads ({a.kv_heads} of keys and "

@@ -113,6 +113,15 @@ def test_refused_sizes_name_the_legal_ones() -> None:
         TensorParallel(a).connect(ThreadCommunicator.of(7)[0])
 
 
+def test_layers_that_it_does_not_know_are_refused() -> None:
+    other = msgspec.structs.replace(ARCHITECTURE, name="mamba")
+    assert TensorParallel(other).mesh(1).world == 1
+    with pytest.raises(
+        UserError, match="cannot cut models of architecture 'mamba'.*llama, qwen3, tiny_hybrid"
+    ):
+        TensorParallel(other).mesh(2)
+
+
 def test_it_needs_an_architecture() -> None:
     with pytest.raises(PluginFault, match="needs the architecture"):
         make(NoParameters(), Context())
