@@ -12,6 +12,7 @@ from bien.replay.ladder import Ladder, Rung
 from bien.replay.report.words import clean
 
 NEAR = 0.025  # of an axis: rungs this close share a label
+LONG = 7  # characters of a label
 COLOUR = "#2c6fb3"
 SOFT = "#7a7a7a"
 
@@ -67,7 +68,8 @@ def draw_curve(axes: Any, ladder: Ladder) -> None:
     width = 1.12 * max((p[0] for p, _ in placed), default=1.0) or 1.0
     height = 1.15 * max((p[1] for p, _ in placed), default=1.0) or 1.0
     for right, up, text in labels(ladder.rungs):
-        left = right > width / 2  # a long label must not leave the axes
+        # The frontier falls to the right, so that is where there is room; a long label would leave the axes.
+        left = len(text) > LONG and right > width / 2
         axes.annotate(
             text,
             (right, up),
