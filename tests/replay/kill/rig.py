@@ -34,7 +34,7 @@ from tests.replay.kill.points import FOLDER
 
 ROOT = Path(__file__).parents[3]
 PREDICT_TTL = 0.2  # seconds; what the index has not been told by then, it must not claim
-PATIENCE = 20.0  # seconds after which something hangs
+PATIENCE = 60.0  # seconds after which something hangs
 
 
 class Hurried(WallClock):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 
 from bien.core.worker.socket_client import SocketClient
 from bien.gateway.stream import MAX_LOSSES
+from bien.replay.run import new_loop
 from tests.replay.kill.asking import Answer, Question, check, draw
 from tests.replay.kill.points import ALWAYS, OF_A_REPLACEMENT, OF_A_REQUEST, Point, order
 from tests.replay.kill.rig import Rig, rig
@@ -22,10 +26,27 @@ TIMES = 20  # that each point of a request's life is tried in the full run; half
 LONG = 20_000  # tokens: its ids travel in parts
 SMALL_POOL = 4096  # tokens
 SEEN = (Point.STREAMING, Point.DECODING, Point.FINISHING)  # by the client of a stream: a part of it
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def served(test: Test) -> Callable[..., None]:
+    """On the kind of event loop that servers run on."""
+
+    def run(**arguments: Any) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(test(**arguments))
+
+    functools.update_wrapper(run, test)
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    del run.__wrapped__  # type: ignore[attr-defined]
+    return run
+
+
 WORKERS = pytest.mark.parametrize("workers", (1, 2))  # with one, requests wait for its replacement
 
 
 @WORKERS
+@served
 async def test_a_worker_dies_at_every_point(tmp_path: Path, workers: int) -> None:
     async with rig(tmp_path / "rig", workers) as made:
         for point in Point:
@@ -34,6 +55,7 @@ async def test_a_worker_dies_at_every_point(tmp_path: Path, workers: int) -> Non
 
 
 @WORKERS
+@served
 async def test_a_worker_dies_while_it_loads(tmp_path: Path, workers: int) -> None:
     await times(tmp_path, Point.LOADING, workers, 1)
 
@@ -41,11 +63,13 @@ async def test_a_worker_dies_while_it_loads(tmp_path: Path, workers: int) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+@served
 async def test_a_worker_dies_many_times(tmp_path: Path, point: Point) -> None:
     count = TIMES // 2 if point in OF_A_REQUEST else TIMES // 4
     await asyncio.gather(*(times(tmp_path, point, workers, count) for workers in (1, 2)))
 
 
+@served
 async def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
     """To the gateway its worker has died, and comes back as it was."""
     rng = Random(1)
@@ -76,6 +100,7 @@ async def times(folder: Path, point: Point, workers: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("point", (Point.RECEIVED, Point.FINISHING), ids=lambda p: p.value)
+@served
 async def test_what_kills_every_worker_is_given_up_and_takes_nobody_with_it(
     tmp_path: Path, point: Point
 ) -> None:
@@ -95,6 +120,7 @@ async def test_what_kills_every_worker_is_given_up_and_takes_nobody_with_it(
         await made.check_index(others)
 
 
+@served
 async def test_all_workers_die_at_once_again_and_again(tmp_path: Path) -> None:
     rng = Random(0)
     async with rig(tmp_path / "rig", 2) as made:
