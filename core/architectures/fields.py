@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -70,9 +71,30 @@ def rope_parameters(config: Mapping[str, Any], model: str) -> dict[str, Any]:
     rope.setdefault("rope_theta", config.get("rope_theta"))
     kind = rope.setdefault("rope_type", rope.pop("type", "default"))
     fields = Fields(rope, model)
-    fields.only("rope_type", "default", "llama3")
+    fields.only("rope_type", "default", "llama3", "yarn")
     rope["rope_theta"] = fields.need("rope_theta", float)
     if kind == "llama3":
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
             rope[name] = fields.need(name, float)
+    if kind == "yarn":
+        _yarn(rope, fields)
     return rope
+
+
+def _yarn(rope: dict[str, Any], fields: Fields) -> None:
+    # The factor of cosines and sines, as transformers derives it where the checkpoint does not say it.
+    for name in ("factor", "original_max_position_embeddings"):
+        rope[name] = fields.need(name, float)
+    for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0), ("truncate", True)):
+        rope[name] = usual if rope.get(name) is None else rope[name]
+    if rope.get("attention_factor") is None:
+        scale, over = rope.get("mscale"), rope.get("mscale_all_dim")
+        ratio = (
+            yarn_scale(rope["factor"], scale) / yarn_scale(rope["factor"], over) if scale and over else None
+        )
+        rope["attention_factor"] = ratio or yarn_scale(rope["factor"])
+
+
+def yarn_scale(factor: float, scale: float = 1.0) -> float:
+    """YaRN's temperature of attention for a context `factor` times as long (Peng et al. 2023)."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

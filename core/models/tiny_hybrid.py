@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bien.core.architectures.base import Architecture
 from bien.core.models.decoder import DecoderLayer
-from bien.core.models.layers import FeedForward
+from bien.core.models.feed_forward import FeedForward
 from bien.core.models.llama import Llama
 
 if TYPE_CHECKING:
@@ -102,4 +102,11 @@ class TinyHybrid(Llama):
             return super().make_layer(index, a, source, parts)
         prefix = f"model.layers.{index}."
         mixer = DeltaMixer(prefix + "linear_attn.", index, a, source, parts)
-        return DecoderLayer(index, mixer, FeedForward(prefix + "mlp.", a, source, parts), a, source, parts)
+        return DecoderLayer(
+            index,
+            mixer,
+            FeedForward(prefix + "mlp.", source, parts, bias=bool(a.config.get("mlp_bias"))),
+            a,
+            source,
+            parts,
+        )

@@ -1,0 +1,132 @@
+"""Mixture of experts: a router that chooses, experts that compute what is routed to them, a shared one.
+
+Only chosen experts are computed and read: a decoded token costs its active parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bien.core.models.feed_forward import Activation, FeedForward
+
+if TYPE_CHECKING:
+    from bien.core.models.loading import Checkpoint
+    from bien.core.models.registry import ModelParts
+
+
+class Router(Protocol):
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, H] -> (experts [N, K] int64, their weights [N, K] in x's dtype)."""
+        ...
+
+
+class SoftmaxRouter:
+    """The K largest of a softmax over all experts; with `renormalize` their weights sum to one."""
+
+    def __init__(self, weight: Tensor, count: int, *, renormalize: bool) -> None:
+        """weight: [experts, H]."""
+        self._weight, self._count, self._renormalize = weight, count, renormalize
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = torch.softmax(F.linear(x, self._weight), -1, dtype=_wide(x))
+        weights, chosen = shares.topk(self._count, -1)
+        if self._renormalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights.to(x.dtype)
+
+
+class SigmoidRouter:
+    """DeepSeek-V3's "noaux_tc": sigmoid scores, chosen with a bias that balances the load and does not weigh.
+
+    With several groups of experts only the `kept_groups` ones with the largest sums of their two best are
+    looked at. Scores are computed in float32 at least.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        count: int,
+        *,
+        groups: int = 1,
+        kept_groups: int = 1,
+        renormalize: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        """weight: [experts, H]; bias: [experts]."""
+        self._weight, self._bias, self._count = weight, bias, count
+        self._groups, self._kept, self._renormalize, self._scale = groups, kept_groups, renormalize, scale
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        wide = _wide(x)
+        scores = torch.sigmoid(F.linear(x.to(wide), self._weight.to(wide)))
+        wish = scores + self._bias.to(wide)
+        if self._groups > 1:
+            grouped = wish.view(len(x), self._groups, -1)
+            best = grouped.topk(2, -1).values.sum(-1).topk(self._kept, -1).indices
+            kept = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
+            wish = grouped.masked_fill(~kept[..., None], float("-inf")).view_as(wish)
+        chosen = wish.topk(self._count, -1).indices
+        weights = scores.gather(1, chosen)
+        if self._renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, (weights * self._scale).to(x.dtype)
+
+
+class Experts:
+    """Gated feed-forward layers [N, width] -> [N, width], each over the tokens that are routed to it."""
+
+    def __init__(self, layers: list[FeedForward]) -> None:
+        self._layers = layers
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Sum over a token's chosen experts of weight times output; of every rank its term."""
+        if len(x) == 1:
+            outputs = torch.cat([self._layers[e].part(x) for e in chosen[0].tolist()])
+            return weights @ outputs
+        # Tokens in order of their experts: each expert has one run of rows.
+        flat = chosen.flatten()
+        order = torch.argsort(flat, stable=True)
+        token = order // chosen.shape[1]
+        counts = np.bincount(flat.cpu().numpy(), minlength=len(self._layers))
+        rows, at = x[token], 0
+        outputs = torch.empty_like(rows)
+        for e in np.flatnonzero(counts).tolist():
+            n = int(counts[e])
+            outputs[at : at + n] = self._layers[e].part(rows[at : at + n])
+            at += n
+        outputs.mul_(weights.flatten()[order][:, None])
+        return torch.zeros_like(x).index_add_(0, token, outputs)
+
+
+class Mixture:
+    """Routed experts plus, for every token, a shared feed-forward layer if there is one."""
+
+    def __init__(
+        self, router: Router, experts: Experts, parts: ModelParts, shared: FeedForward | None = None
+    ) -> None:
+        self.router, self.experts, self.shared = router, experts, shared
+        self.collect = parts.strategy.collect
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, H] -> [N, H]."""
+        out = self.experts(x, *self.router(x))
+        if self.shared is not None:
+            out += self.shared.part(x)
+        return self.collect(out, "mlp_out")
+
+
+def load_experts(
+    prefix: str, count: int, source: Checkpoint, parts: ModelParts, activation: Activation | None = None
+) -> Experts:
+    """`prefix`: "model.layers.0.mlp.experts."; expert i's projections are at "<prefix>i."."""
+    return Experts([FeedForward(f"{prefix}{i}.", source, parts, activation=activation) for i in range(count)])
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
