@@ -1,4 +1,4 @@
-"""`draw_cut`: one token from the head of a distribution, on the host, without sorting its tail.
+"""`draw_row`: one token from the head of a distribution, on the host, without sorting its tail.
 
 Top-k, top-p and min-p keep the heaviest tokens, so a row is cut to candidates first: those that weigh at
 least a bound under which no token can be kept.
@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = NDArray[Any]  # float32 or float64, >= 0, the heaviest 1
-Floats = NDArray[np.float64]
 
 _SORTED = 8192  # candidates that are sorted at once: less than sampling them costs
 _EVERY = 16  # one candidate in so many is in the sample
@@ -30,66 +29,47 @@ _PIECE = 256  # tokens per piece of a two-level cumulative sum
 _PIECES = 4  # pieces per token of top-k, at least: with more of them fewer candidates are in vain
 
 
-def draw_cut(
-    weights: Weights, u: Floats, top_p: Floats, top_k: NDArray[np.int64], min_p: Floats
-) -> NDArray[np.int64]:
-    """The token at quantile u[i] of each row's kept tokens: the top_k heaviest, of these the smallest set
-    that reaches top_p of their weight (the token that crosses it included), of these the ones that weigh
-    min_p or more; of equal weights the lower index stays.
+def draw_row(weights: Weights, u: float, top_p: float, top_k: int, min_p: float) -> int:
+    """The token at quantile u in [0, 1) of the kept ones: the top_k heaviest, of these the smallest set that
+    reaches top_p of their weight (the token that crosses it included), of these the ones that weigh min_p or
+    more; of equal weights the lower index stays.
 
-    weights: [R, V]. u: [R] in [0, 1). top_p: [R], 1 or more is off. top_k: [R] in 1..V. min_p: [R] in 0..1.
+    weights: [V]. top_p: 1 or more is off. top_k: 1..V. min_p: 0..1.
     """
-    out = np.zeros(len(weights), np.int64)
-    bounds, totals = _bounds(weights, top_p, top_k, min_p)
-    for i, row in enumerate(weights):
-        out[i] = _draw(row, bounds[i], u[i], top_p[i], int(top_k[i]), row.dtype.type(min_p[i]), totals[i])
-    return out
-
-
-def _bounds(
-    weights: Weights, top_p: Floats, top_k: NDArray[np.int64], min_p: Floats
-) -> tuple[Weights, Floats]:
-    # Per row the least weight of a candidate, and the total weight where top-p needs it.
-    vocab = weights.shape[1]
-    bounds = min_p.astype(weights.dtype)
-    limited, nucleus = top_k < vocab, top_p < 1
-    # What top-k leaves is the total of top-p: there no other filter may take from it before.
-    bounds[limited & nucleus] = 0
-    totals = np.zeros(len(weights))
-    whole = np.flatnonzero(nucleus & ~limited)
-    if len(whole):
-        totals[whole] = [weights[i].sum(dtype=np.float64) for i in whole]
-        # A little less: the sum of the light ones is rounded too.
-        light = (1 - top_p[whole]) * totals[whole] * (0.999 / vocab)
-        bounds[whole] = np.maximum(bounds[whole], light.astype(weights.dtype))
-    rows = np.flatnonzero(limited)
-    if len(rows):
-        most = int(top_k[rows].max())
-        width = vocab // (_PIECES * most)
-        if width > 1:
-            pieces = vocab // width
-            maxima = weights[:, : pieces * width].reshape(len(weights), width, pieces).max(1)
-            for i in rows.tolist():
-                k = int(top_k[i])
-                least = np.partition(maxima[i], pieces - k)[pieces - k]
-                bounds[i] = max(bounds[i], least)
-    return bounds, totals
-
-
-def _draw(row: Weights, least: Any, u: float, top_p: float, top_k: int, min_p: Any, total: float) -> int:
-    candidates = row >= least
-    kept = _Kept(row)
-    if np.count_nonzero(candidates) <= _SORTED:
-        kept = kept.only(candidates)
+    least, total = _bound(weights, top_p, top_k, min_p)
+    kept = _Kept(weights)
+    if least > 0:
+        candidates = weights >= least
+        if np.count_nonzero(candidates) <= _SORTED:
+            kept = kept.only(candidates)
     if len(kept.weights) > top_k:
         rank = len(kept.weights) - top_k
         kept = kept.only(_heaviest(kept.weights, top_k, np.partition(kept.weights, rank)[rank]))
     if top_p < 1:
         total = total or float(kept.weights.sum(dtype=np.float64))
         kept = kept.only(_heaviest(kept.weights, *_nucleus(kept.weights, top_p * total, total)))
-    if min_p > 0:
-        kept = kept.only(kept.weights >= min_p)
+    if min_p > 0:  # compared in the dtype of the weights, so that the heaviest has a min_p of 1
+        kept = kept.only(kept.weights >= weights.dtype.type(min_p))
     return kept.at(u)
+
+
+def _bound(weights: Weights, top_p: float, top_k: int, min_p: float) -> tuple[Any, float]:
+    # The least weight of a candidate; the total weight, where top-p needs it.
+    vocab, number = len(weights), weights.dtype.type
+    if top_k >= vocab:
+        if top_p >= 1:
+            return number(min_p), 0.0
+        total = float(weights.sum(dtype=np.float64))
+        # A little less: the sum of the light ones is rounded too.
+        return number(max(min_p, (1 - top_p) * total * (0.999 / vocab))), total
+    # What top-k leaves is the total of top-p: there min-p may not take from it before.
+    least = number(min_p if top_p >= 1 else 0)
+    width = vocab // (_PIECES * top_k)
+    if width > 1:
+        pieces = vocab // width
+        maxima = weights[: pieces * width].reshape(width, pieces).max(0)
+        least = max(least, np.partition(maxima, pieces - top_k)[pieces - top_k])
+    return least, 0.0
 
 
 class _Kept:

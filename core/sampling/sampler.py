@@ -9,13 +9,15 @@ entry, and the law can be tested exactly by sweeping that number.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bien.core.sampling.cut import draw_cut
+from bien.core.sampling.cut import draw_row
 from bien.core.sampling.rng import uniforms
 
 COLDEST = 1e-5  # below this temperature only the maximum has weight, and float32 would divide by zero
@@ -69,47 +71,69 @@ def draw(
     vocab, device = logits.shape[1], logits.device
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
-    scale = torch.from_numpy(temperature).to(device, logits.dtype)[:, None]
-    weights = (logits - _largest(logits)).div_(scale).exp_()
     top_k = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
     min_p = np.zeros(len(u)) if min_p is None else np.minimum(min_p, 1.0)
-    cut = (top_p < 1) | (top_k < vocab) | (min_p > 0)
-    if device.type != "cpu":
-        return _search(_kept(weights, top_p, top_k, min_p, cut), torch.from_numpy(u).to(device), right=True)
-    if cut.all():
-        return torch.from_numpy(draw_cut(weights.numpy(), u, top_p, top_k, min_p))
-    tokens = _search(weights, torch.from_numpy(u), right=True)
-    if cut.any():
-        narrow = draw_cut(weights.numpy()[cut], u[cut], top_p[cut], top_k[cut], min_p[cut])
-        tokens[torch.from_numpy(cut)] = torch.from_numpy(narrow)
-    return tokens
+    if device.type == "cpu":
+        each = zip(
+            u.tolist(), temperature.tolist(), top_p.tolist(), top_k.tolist(), min_p.tolist(), strict=True
+        )
+        host = logits.detach().numpy()
+        room = np.empty(vocab, host.dtype)
+        drawn = [_draw_on_host(row, room, *how) for row, how in zip(host, each, strict=True)]
+        return torch.tensor(drawn, dtype=torch.int64)
+    return _draw_on_device(logits, u, temperature, top_p, top_k, min_p)
 
 
-def _kept(
-    weights: Tensor,
+def _draw_on_host(
+    logits: NDArray[Any],
+    room: NDArray[Any],
+    u: float,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+) -> int:
+    # Row by row in one place: a row stays in the processor's cache, and fresh memory for all of them costs
+    # more than the arithmetic.
+    most = logits.max()
+    if not np.isfinite(most):  # those who share the step must not fail with it
+        return int(logits.argmax())
+    np.subtract(logits, most, out=room)
+    room /= temperature
+    np.exp(room, out=room)
+    return draw_row(room, u, top_p, top_k, min_p)
+
+
+def _draw_on_device(
+    logits: Tensor,
+    u: NDArray[np.float64],
+    temperature: NDArray[np.float64],
     top_p: NDArray[np.float64],
     top_k: NDArray[np.int64],
     min_p: NDArray[np.float64],
-    cut: NDArray[np.bool_],
 ) -> Tensor:
-    device, rows = weights.device, np.flatnonzero(cut)
+    vocab, device = logits.shape[1], logits.device
+    scale = torch.from_numpy(temperature).to(device, logits.dtype)[:, None]
+    weights = (logits - logits.amax(-1, keepdim=True)).div_(scale).exp_()
+    rows = np.flatnonzero((top_p < 1) | (top_k < vocab))
     if len(rows):
         index = torch.from_numpy(rows).to(device)
         limits = torch.from_numpy(np.minimum(top_p[rows], 1.0)).to(device)
         weights[index] = filtered(weights[index], limits, torch.from_numpy(top_k[rows]).to(device))
+    if min_p.any():
         # The heaviest token weighs 1 and has passed every filter. Compared in the dtype of the weights, so
         # that min_p = 1 keeps it.
         least = torch.from_numpy(min_p).to(device, weights.dtype)
         weights *= weights >= least[:, None]
-    return weights
+    return _search(weights, torch.from_numpy(u).to(device), right=True)
 
 
 def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Zero all but the top_k heaviest tokens, and of these all but the smallest set that reaches top_p of
     their weight (the token that crosses it included); of equal weights the lower index stays.
 
-    weights: [R, V] >= 0. top_p: [R] float64 in 0..1. top_k: [R] int64 in 1..V. For accelerators; on the host
-    `draw_cut` draws by the same law at a tenth of the cost.
+    weights: [R, V] >= 0. top_p: [R] float64 in 0..1. top_k: [R] int64 in 1..V. For accelerators: on the host
+    `draw_row` draws by the same law without sorting.
     """
     values = weights.topk(int(top_k.max()), dim=-1).values
     rank = torch.arange(values.shape[1], device=weights.device)
@@ -125,19 +149,11 @@ def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     return weights * (above | equal)
 
 
-# numpy's vectorised searches take a tenth of the time of torch's; both find the first of equals.
-
-
 def _greedy(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or not len(logits):
         return logits.argmax(-1)
+    # numpy's vectorised search takes a tenth of the time of torch's; both take the first of equals.
     return torch.from_numpy(logits.detach().numpy().argmax(-1))
-
-
-def _largest(logits: Tensor) -> Tensor:
-    if logits.device.type != "cpu":
-        return logits.amax(-1, keepdim=True)
-    return torch.from_numpy(logits.detach().numpy().max(-1, keepdims=True))
 
 
 def _search(weights: Tensor, share: Tensor, *, right: bool) -> Tensor:
