@@ -88,7 +88,7 @@ def test_a_missing_deciding_field_is_named(kind: str, field: str, tmp_path: Path
         ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000; needs at most 10000"),
         ({"num_key_value_heads": 4}, "no multiple"),
         ({"head_dim": 9}, "head_dim = 9 is odd"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_type = 'longrope'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "lacks 'low_freq_factor'"),
         ({"layer_types": ["sliding_attention"] * 3}, "lacks 'sliding_window'"),
         ({"layer_types": ["full_attention"]}, "layer_types = 1"),
