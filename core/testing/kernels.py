@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bien.core.executors.pools import DTYPES
 from bien.core.kernels.base import Kernels
+from bien.core.testing.latents import LatentLaws
 from bien.core.testing.paged import PagedBatch
 from bien.core.testing.products import ProductLaws, int8_weights, normal, seeded
 
@@ -27,7 +28,7 @@ HEADS = [(1, 1, 64), (2, 3, 32), (3, 3, 64), (2, 1, 16), (1, 4, 128), (2, 2, 8),
 WIDE_HEADS = [(1, 8, 80), (2, 2, 96), (1, 2, 256), (1, 3, 48), (1, 2, 12)]
 
 
-class KernelsSuite(ProductLaws):
+class KernelsSuite(LatentLaws, ProductLaws):
     """What models rely on, for tensors on the processor."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,7 @@ class PagedBatch:
         # A sequence's content depends on its span alone, so that batches can be compared row by row.
         self.kv = [_normal(f"kv {span}", LAYERS, sum(span), width, dtype=dtype) for span in spans]
         for i, content in enumerate(self.kv):
-            for layer in range(LAYERS):
-                seen = torch.from_numpy(np.arange(self._first(spans[i][0]) // block * block, sum(spans[i])))
-                self.pool.flat[layer][self.entries(i, seen.numpy())] = content[layer, seen]
+            self.put(i, content)
         queries = [_normal(f"query {span}", span[1], self.heads, d, dtype=dtype) for span in spans]
         self.query = torch.cat(queries)
         self.counts = i32([count for _, count in spans])
@@ -70,6 +69,19 @@ class PagedBatch:
         starts = i32([start for start, _ in self.spans])
         return GroupRows(self.pool, self.table.copy(), starts, self.counts, self.offsets, CPU)
 
+    @property
+    def size(self) -> int:
+        """N"""
+        return int(self.offsets[-1])
+
+    def put(self, i: int, content: Tensor) -> None:
+        """Sequence i holds [layers, positions, width] from now on."""
+        self.kv[i] = content
+        start, count = self.spans[i]
+        seen = np.arange(self._first(start) // self.block * self.block, start + count)
+        for layer in range(LAYERS):
+            self.pool.flat[layer][self.entries(i, seen)] = content[layer, torch.from_numpy(seen)]
+
     def entries(self, i: int, positions: Any) -> Tensor:
         """Where positions of sequence i lie in `pool.flat`."""
         blocks = self.table[i, positions // self.block].astype(np.int64)
@@ -78,6 +90,12 @@ class PagedBatch:
     def new_kv(self, layer: int) -> Tensor:
         """[N, width]: what the step's tokens hold, in flat order."""
         return torch.cat([kv[layer, start:] for kv, (start, _) in zip(self.kv, self.spans, strict=True)])
+
+    def tokens(self) -> Iterator[tuple[int, int, int]]:
+        """(flat index, sequence, position) of every token."""
+        for i, (start, count) in enumerate(self.spans):
+            for j in range(count):
+                yield int(self.offsets[i]) + j, i, start + j
 
     def part(self, out: Tensor, i: int) -> Tensor:
         """The tokens of sequence i of something flat."""
