@@ -40,6 +40,10 @@ class Fields:
             raise ModelError(f"model {self.model!r}: config.json has {name} = {value}; needs {needs}")
         return value
 
+    def either(self, *names: str) -> int:
+        """A size under the first of these names that the config has: transformers renames fields."""
+        return self.size(next((n for n in names if self.config.get(n) is not None), names[0]))
+
     def layers(self) -> int:
         return self.size("num_hidden_layers", 10_000)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
 from bien.core.architectures.fields import Fields, rope_parameters
-from bien.core.architectures.weights import total
+from bien.core.architectures.weights import Weight, total
 from bien.core.kv.groups import GroupKind, KVGroup
 
 ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -26,13 +26,29 @@ class LlamaReader:
         # The only head size that the shape implies; every other reader needs it written down.
         implied = fields.size("hidden_size") // fields.size("num_attention_heads")
         config = {**config, "head_dim": config.get("head_dim") or implied}
-        return dense(config, "llama", model=model, block_tokens=block_tokens, dtype=dtype)
+        return decoder(config, "llama", model=model, block_tokens=block_tokens, dtype=dtype)
 
 
-def dense(
-    config: Mapping[str, Any], name: str, *, model: str, block_tokens: int, dtype: str, qk_norm: bool = False
+FeedForwards = Callable[[int, str], list[Weight]]
+"""(layer, prefix "model.layers.0.") -> the weights of what follows attention there."""
+
+
+def decoder(
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    model: str,
+    block_tokens: int,
+    dtype: str,
+    qk_norm: bool = False,
+    out_bias: bool | None = None,
+    rotary_dim: int = 0,
+    sinks: bool = False,
+    feed_forwards: FeedForwards | None = None,
 ) -> Architecture:
-    """The architecture of a dense decoder; full and sliding-window layers form one KV group each."""
+    """The architecture of a decoder with grouped-query attention; full and sliding-window layers form one KV
+    group each. The keywords say what the module `Attention` is to do, and what follows it (by default the
+    gated layer "mlp." of `intermediate_size`)."""
     fields = Fields(config, model)
     fields.only("hidden_act", "silu")
     fields.need("rms_norm_eps", float)
@@ -41,7 +57,17 @@ def dense(
     layers, hidden = fields.layers(), fields.size("hidden_size")
     vocab = fields.size("vocab_size")
     # One spelling for the torch module, whatever the checkpoint's age.
-    config = {**config, "head_dim": head_dim, "rope": rope_parameters(config, model), "qk_norm": qk_norm}
+    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    out_bias = bias if out_bias is None else out_bias
+    config = {
+        **config,
+        "head_dim": head_dim,
+        "rope": rope_parameters(config, model),
+        "qk_norm": qk_norm,
+        "attention_out_bias": out_bias,
+        "rotary_dim": rotary_dim or head_dim,
+        "sinks": sinks,
+    }
     windows = layer_windows(fields, layers)
     per_layer = 2 * kv_heads * head_dim * ITEM_BYTES[dtype]
     groups = []
@@ -50,15 +76,22 @@ def dense(
         if members:
             size = per_layer * len(members)
             groups.append(KVGroup(kind.value, kind, members, block_tokens, size, window=window, dtype=dtype))
-    inner = fields.size("intermediate_size")
-    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    if feed_forwards is None:
+        inner = fields.size("intermediate_size")
+
+        def feed_forwards(layer: int, prefix: str) -> list[Weight]:
+            return gated(f"{prefix}mlp.", hidden, inner, bias=mlp_bias)
+
     weights = embeddings(vocab, hidden, tied=config["tie_word_embeddings"])
     for i in range(layers):
         prefix = f"model.layers.{i}."
+        own = f"{prefix}self_attn."
         weights += grouped_query(
-            f"{prefix}self_attn.", hidden, heads, kv_heads, head_dim, bias=bias, qk_norm=qk_norm
+            own, hidden, heads, kv_heads, head_dim, bias=bias, out_bias=out_bias, qk_norm=qk_norm
         )
-        weights += gated(f"{prefix}mlp.", hidden, inner, bias=mlp_bias) + layer_norms(prefix, hidden)
+        if sinks:
+            weights.append(Weight(f"{own}sinks", (heads,), "attention", product=False))
+        weights += feed_forwards(i, prefix) + layer_norms(prefix, hidden)
     return Architecture(
         name=name,
         model=model,

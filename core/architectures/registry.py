@@ -13,7 +13,7 @@ import msgspec
 from bien.core.architectures.base import Architecture, ArchitectureReader
 from bien.core.architectures.builtin import BUILTIN
 from bien.core.architectures.llama import ITEM_BYTES, LlamaReader
-from bien.core.architectures.qwen3 import Qwen3Reader
+from bien.core.architectures.qwen3 import Qwen3MoeReader, Qwen3Reader
 from bien.core.errors import ModelError, UserError, nearest
 
 _LATER = {"tiny_hybrid": "bien.core.architectures.tiny_hybrid:TinyHybridReader"}  # imported when asked for
@@ -28,6 +28,7 @@ def register(reader: ArchitectureReader) -> None:
 
 register(LlamaReader())
 register(Qwen3Reader())
+register(Qwen3MoeReader())
 
 
 def reader_for(model_type: str, model: str) -> ArchitectureReader:

@@ -20,5 +20,10 @@ class Llama(Decoder):
     def make_layer(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
         prefix = f"model.layers.{index}."
         attention = Attention(prefix + "self_attn.", index, a, source, parts)
-        feed_forward = FeedForward(prefix + "mlp.", source, parts, bias=bool(a.config.get("mlp_bias")))
+        feed_forward = self.make_feed_forward(index, a, source, parts)
         return DecoderLayer(index, attention, feed_forward, a, source, parts)
+
+    def make_feed_forward(self, index: int, a: Architecture, source: Checkpoint, parts: ModelParts) -> Any:
+        """What follows attention in layer `index`: [N, H] -> [N, H]."""
+        bias = bool(a.config.get("mlp_bias"))
+        return FeedForward(f"model.layers.{index}.mlp.", source, parts, bias=bias)

@@ -29,6 +29,7 @@ Tap = tuple[int, str]
 MODELS = {
     "llama": "bien.core.models.llama:Llama",
     "qwen3": "bien.core.models.llama:Llama",
+    "qwen3_moe": "bien.core.models.qwen3_moe:Qwen3Moe",
     "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
 }
 

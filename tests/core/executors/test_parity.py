@@ -29,6 +29,13 @@ def qwen3(folder: Path, **changes: Any) -> Path:
     return _save(folder, Qwen3ForCausalLM, Qwen3Config, head_dim=12, **changes)
 
 
+def qwen3_moe(folder: Path, **changes: Any) -> Path:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    shape = {"head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+    return _save(folder, Qwen3MoeForCausalLM, Qwen3MoeConfig, **{**shape, **changes})
+
+
 def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
     torch.manual_seed(0)
     shape = {
@@ -73,6 +80,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         max_window_layers=1,
         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
     ),
+    "qwen3-moe": lambda f: qwen3_moe(f, norm_topk_prob=True, mlp_only_layers=[1]),
+    "qwen3-moe-sparse-step": lambda f: qwen3_moe(f, decoder_sparse_step=2, attention_bias=True),
     "toy-llama": lambda f: write_toy(f),
     "toy-qwen3": lambda f: write_toy(f, "qwen3"),
 }
