@@ -42,6 +42,7 @@ def make_executor(ctx: Context) -> Executor:
 def make_group(ctx: Context, ranks: Ranks, world: int) -> GroupExecutor:
     """Rank 0, once every rank has loaded its part. Raises what any of them fails with."""
     architecture = _architecture(ctx)
+    usable_device(ctx.device)
     ctx.threads = max(1, ctx.threads // world)
     resolve_model(architecture.model, ctx.parts.get("progress"))  # what it fetches, it fetches once
     with ExitStack() as made:

@@ -250,6 +250,8 @@ def test_a_rank_ends_with_its_links(manager: PluginManager, toy: str) -> None:
 def test_sizes_that_fit_no_head_are_refused_before_anything_starts(manager: PluginManager, toy: str) -> None:
     with pytest.raises(UserError, match="valid: devices = 1, 2, 3, 6"):
         build(composed(manager, toy, 5), id="w", generation="g")
+    with pytest.raises(UserError, match="device 'cuda:99' cannot be used"):
+        build(composed(manager, toy, device="cuda:99"), id="w", generation="g")
     with pytest.raises(UserError, match="runs on 1 device, not on 2"):
         build(composed(manager, toy, 2, parallel=Selection("single")), id="w", generation="g")
 

@@ -6,11 +6,15 @@ The same conversations and ways as in test_exactness.py; ranks are threads here,
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bien.core.providers import Context
 from bien.core.request import SamplingParams
@@ -99,6 +103,61 @@ def test_the_text_is_that_of_one_rank(
                 assert stats.accepted > 0 or sampling is SAMPLED, name
             h.engine.close()
             h.executor.close()
+
+
+@pytest.fixture(scope="module")
+def pair(folders: dict[str, Path]) -> Iterator[tuple[Any, Any]]:
+    """One rank and two, with a device drafter, for any number of engines one after the other."""
+    alone = harness(folders["3 kv heads"], drafter="early-exit").executor
+    group = group_harness(folders["3 kv heads"], 2, drafter="early-exit").executor
+    yield alone, group
+    group.close()
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_load_gives_the_text_of_one_rank(
+    data: st.DataObject, pair: tuple[Any, Any], folders: dict[str, Path]
+) -> None:
+    """Requests of any number and length that come at any time, some of them aborted, on shared beginnings."""
+    beginning = data.draw(st.lists(st.integers(3, 90), max_size=40), label="beginning")
+    requests = data.draw(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(3, 90), min_size=1, max_size=30),
+                st.integers(1, 16),  # tokens
+                st.integers(0, 8),  # steps before the next one comes
+                st.sampled_from([GREEDY, SAMPLED, replace(SAMPLED, speculate=False)]),
+                st.booleans() if data.draw(st.booleans()) else st.just(False),  # aborted there
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+        label="requests",
+    )
+    shape = data.draw(
+        st.fixed_dictionaries(
+            {"blocks": st.integers(14, 40), "slots": st.integers(1, 4), "depth": st.integers(1, 2)}
+        ),
+        label="shape",
+    )
+    budget = data.draw(st.integers(1, 64), label="budget")
+    texts = []
+    for executor in pair:
+        scheduler = Fcfs(FcfsConfig(token_budget=budget))
+        h = TorchHarness(folders["3 kv heads"], scheduler, {}, executor=executor, **shape)
+        for i, (tail, tokens, steps, sampling, aborted) in enumerate(requests):
+            asked = replace(sampling, max_tokens=tokens, seed=i)
+            h.submit(str(i), beginning + tail, sampling=asked)
+            for _ in range(steps):
+                h.step()
+            if aborted:
+                h.engine.abort(str(i))
+        h.run()
+        h.engine.close()
+        texts.append({id: text for id, text in h.tokens.items() if h.finish.get(id) == "length"})
+    assert texts[0] == texts[1]
+    assert len(texts[0]) >= sum(not r[4] for r in requests)
 
 
 def test_logprobs_are_those_of_one_rank(folders: dict[str, Path]) -> None:
