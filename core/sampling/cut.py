@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 Weights = NDArray[Any]  # float32 or float64, >= 0, the heaviest 1
 
-_SORTED = 8192  # candidates that are sorted at once: less than sampling them costs
+_SORTED = 16_384  # candidates that are gathered and sorted: less work than to sample them and go on with all
 _EVERY = 16  # one candidate in so many is in the sample
 _PIECE = 256  # tokens per piece of a two-level cumulative sum
 _PIECES = 4  # pieces per token of top-k, at least: with more of them fewer candidates are in vain

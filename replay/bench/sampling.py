@@ -1,4 +1,4 @@
-"""Sampling cost: milliseconds for R rows of a vocabulary, greedy and filtered, likely and flat.
+"""Sampling cost: CPU milliseconds for R rows of a vocabulary, greedy and filtered, peaked and flat.
 
 python -m bien.replay.bench.sampling [--rows 16] [--vocab 49152] [--threads 2] [--rounds 50]
 """
@@ -29,7 +29,7 @@ CASES = {  # temperature, top_p, top_k, min_p
 
 
 def measure(rows: int, vocab: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` of wall milliseconds per call, fresh logits each time. The logits are normal
+    """Medians over `rounds` of CPU milliseconds per call, fresh logits each time. The logits are normal
     with deviation 3; "flat": 1, so that top-p keeps most of them; "peaked": 3 with 20 likely tokens above
     them, as a model's are."""
     import torch
@@ -60,9 +60,9 @@ def _medians(make: Callable[[], Tensor], rounds: int) -> dict[str, float]:
             each = np.ones(len(logits))
             numbers = np.arange(len(logits))
             keep = np.full(len(logits), top_k)
-            start = time.perf_counter()
+            start = time.process_time()
             sample_rows(logits, numbers, numbers, each * temperature, each * top_p, keep, each * min_p)
-            times.append((time.perf_counter() - start) * 1e3)
+            times.append((time.process_time() - start) * 1e3)
         out[name] = round(statistics.median(times), 2)
     return out
 
