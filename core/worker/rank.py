@@ -5,6 +5,7 @@ It ends with its links: neither a rank 0 that is killed nor one that forgets it 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -84,6 +85,8 @@ def _serve(
         executor = loop.executor = load_executor(ctx, communicator)
         heads = parts["parallel"].kv_shard(architecture.kv_heads)
         steps.send(Done(heads.start, heads.stop))
+        gc.collect()
+        gc.freeze()  # as rank 0 does: full collections need not walk through what was made until here
         loop.run(steps)
         executor.close()
     finally:
