@@ -1,6 +1,6 @@
 """Sampling cost: CPU milliseconds for R rows of a vocabulary, greedy and filtered, peaked and flat.
 
-python -m bien.replay.bench.sampling [--rows 16] [--vocab 49152] [--threads 2] [--rounds 50]
+python -m bien.replay.bench.sampling [--rows 16] [--vocab 49152] [--threads 1] [--rounds 50]
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--vocab", type=int, default=49152)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=50)
     args = parser.parse_args()
     print(json.dumps(measure(args.rows, args.vocab, args.threads, args.rounds)))
