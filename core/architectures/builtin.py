@@ -1,33 +1,25 @@
-"""Models that are known by name: their configs are here, so that a simulation needs no download."""
+"""Models that are known by name: their configs lie in `known/`, so that `inspect` and simulations need no
+download. Weights of one of them can be fetched (`bien.core.models.fetch`), of the others a folder is needed.
+"""
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-SMOLLM2 = "smollm2-135m"
+SMOLLM2 = "smollm2-135m"  # Apache-2.0; config read from the GGUF that `bien.core.models.fetch` unpacks
+_FOLDER = Path(__file__).parent / "known"
 
-# SmolLM2-135M-Instruct (Apache-2.0), read from the GGUF that `bien.core.models.fetch` unpacks.
-BUILTIN: dict[str, dict[str, Any]] = {
-    SMOLLM2: {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 64,
-        "vocab_size": 49152,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-        "torch_dtype": "float32",
-    }
-}
+
+@cache
+def known() -> tuple[str, ...]:
+    """The names, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+def config(name: str) -> dict[str, Any]:
+    """config.json of a known name, as its publisher's checkpoint has it, but for what nothing here reads."""
+    found: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text())
+    return found

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from bien.core.errors import ModelError
 
 T = TypeVar("T", int, float, str, bool)
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
 class Fields:
@@ -47,6 +48,30 @@ class Fields:
     def layers(self) -> int:
         return self.size("num_hidden_layers", 10_000)
 
+    def count(self, name: str) -> int:
+        """An int that may be zero."""
+        value = self.need(name, int)
+        if value < 0:
+            raise ModelError(
+                f"model {self.model!r}: config.json has {name} = {value}; needs a number from 0 on"
+            )
+        return value
+
+    def sigmoid_mixture(self) -> tuple[int, int, int, int]:
+        """(width of an expert, experts, chosen, shared) of a mixture with DeepSeek-V3's router."""
+        inner, count = self.size("moe_intermediate_size"), self.either("n_routed_experts", "num_experts")
+        used = self.size("num_experts_per_tok", count)
+        groups = self.size("n_group", count)
+        self.size("topk_group", groups)
+        if count % groups or (groups > 1 and count // groups < 2):
+            raise ModelError(
+                f"model {self.model!r}: n_group = {groups} does not part n_routed_experts = {count} into "
+                "groups of two or more"
+            )
+        self.need("norm_topk_prob", bool)
+        self.need("routed_scaling_factor", float)
+        return inner, count, used, self.count("n_shared_experts")
+
     def only(self, name: str, *choices: object) -> None:
         """Refuse values that the torch module does not implement; an absent field counts as the first."""
         value = self.config.get(name, choices[0])
@@ -83,6 +108,20 @@ def rope_parameters(config: Mapping[str, Any], model: str) -> dict[str, Any]:
     if kind == "yarn":
         _yarn(rope, fields)
     return rope
+
+
+def rotary_dim(config: Mapping[str, Any], model: str, head_dim: int) -> int:
+    """Features of a head that are rotated: `partial_rotary_factor` of them, from either spelling."""
+    rope = config.get("rope_parameters") or {}
+    source = rope if rope.get("partial_rotary_factor") is not None else config
+    factor = Fields(source, model).need("partial_rotary_factor", float)
+    dim = int(head_dim * factor)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise ModelError(
+            f"model {model!r}: partial_rotary_factor = {factor} of head_dim = {head_dim} rotates {dim} "
+            f"features; needs an even number up to {head_dim}"
+        )
+    return dim
 
 
 def _yarn(rope: dict[str, Any], fields: Fields) -> None:

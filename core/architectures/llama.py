@@ -7,11 +7,9 @@ from typing import Any
 
 from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
-from bien.core.architectures.fields import Fields, rope_parameters
+from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters
 from bien.core.architectures.weights import Weight, total
 from bien.core.kv.groups import GroupKind, KVGroup
-
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
 class LlamaReader:

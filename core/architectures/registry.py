@@ -11,8 +11,12 @@ from typing import Any
 import msgspec
 
 from bien.core.architectures.base import Architecture, ArchitectureReader
-from bien.core.architectures.builtin import BUILTIN
-from bien.core.architectures.llama import ITEM_BYTES, LlamaReader
+from bien.core.architectures.builtin import config as known_config
+from bien.core.architectures.builtin import known
+from bien.core.architectures.glm4_moe import Glm4MoeReader
+from bien.core.architectures.fields import ITEM_BYTES
+from bien.core.architectures.llama import LlamaReader
+from bien.core.architectures.deepseek import DeepseekReader
 from bien.core.architectures.qwen3 import Qwen3MoeReader, Qwen3Reader
 from bien.core.errors import ModelError, UserError, nearest
 
@@ -29,6 +33,8 @@ def register(reader: ArchitectureReader) -> None:
 register(LlamaReader())
 register(Qwen3Reader())
 register(Qwen3MoeReader())
+register(DeepseekReader())
+register(Glm4MoeReader())
 
 
 def reader_for(model_type: str, model: str) -> ArchitectureReader:
@@ -40,6 +46,12 @@ def reader_for(model_type: str, model: str) -> ArchitectureReader:
         known = nearest(model_type, {*_readers, *_LATER})
         raise ModelError(f"model {model!r}: no reader for model_type {model_type!r}; {known}")
     return _readers[model_type]
+
+
+def known_models() -> list[str]:
+    """The known names, sorted, that there is a reader for."""
+    names = {*_readers, *_LATER}
+    return [name for name in known() if known_config(name)["model_type"] in names]
 
 
 def read_architecture(
@@ -74,13 +86,15 @@ def read_architecture(
 
 
 def _configs(model: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    if model in BUILTIN:
-        return BUILTIN[model], {}
+    if model in known():
+        return known_config(model), {}
     folder = Path(model)
     path = folder / "config.json"
     if not path.is_file():
         what = "has no config.json" if folder.is_dir() else "is no folder and no built-in name"
-        raise ModelError(f"model {model!r} {what}; give a model folder, or a name; {nearest(model, BUILTIN)}")
+        raise ModelError(
+            f"model {model!r} {what}; give a model folder, or a name; {nearest(model, known_models())}"
+        )
     generation = folder / "generation_config.json"
     return _json(path), _json(generation) if generation.is_file() else {}
 

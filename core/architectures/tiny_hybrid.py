@@ -9,8 +9,8 @@ from typing import Any
 
 from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
-from bien.core.architectures.fields import Fields, rope_parameters
-from bien.core.architectures.llama import ITEM_BYTES, attention_costs
+from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters
+from bien.core.architectures.llama import attention_costs
 from bien.core.architectures.weights import Weight, linear, norm, total
 from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy

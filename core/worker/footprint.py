@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bien.core.architectures.base import Architecture
-from bien.core.architectures.llama import ITEM_BYTES
+from bien.core.architectures.fields import ITEM_BYTES
 from bien.core.compose import PoolComposition
 from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.kv.groups import KVGroup

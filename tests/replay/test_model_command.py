@@ -1,0 +1,85 @@
+"""`bien model inspect` and `list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bien.core.architectures.inspect import describe
+from bien.core.architectures.registry import known_models, read_architecture
+from bien.core.testing.toy import write_toy
+from bien.core.testing.toy_hybrid import write_tiny_hybrid
+from bien.replay.cli import make_app
+
+# Published counts: total and active parameters (the embedding counted), KV bytes per token in bfloat16.
+COUNTS = {
+    "llama-3.1-8b": (8.03e9, 8.03e9, 131_072),
+    "llama-3.1-70b": (70.55e9, 70.55e9, 327_680),
+    "qwen3-coder-480b": (480.15e9, 35.47e9, 253_952),
+    "smollm2-135m": (134.515e6, 134.515e6, 23_040),
+}
+
+
+def inspect(*arguments: str) -> dict:
+    done = CliRunner().invoke(make_app(), ["model", "inspect", *arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_known_models(name: str) -> None:
+    total, active, kv = COUNTS[name]
+    about = inspect(name)
+    assert about["parameters"]["total"] == pytest.approx(total, rel=1e-3)
+    assert about["parameters"]["active"] == pytest.approx(active, rel=1e-3)
+    assert about["kv_bytes_per_token"] == kv
+    assert sum(about["weight_bytes"].values()) == 2 * about["parameters"]["total"]
+
+
+def test_flops_grow_with_the_context() -> None:
+    about = inspect("llama-3.1-8b")
+    # Two per parameter of the products, four per head, feature and position of attention.
+    assert about["flops"]["linear"] == pytest.approx(15.0e9, rel=1e-2)
+    assert about["flops"]["per_token"]["100000"] - about["flops"]["linear"] == 32 * 4 * 32 * 128 * 100_000
+
+
+def test_a_folder_with_windows_and_states(tmp_path: Path) -> None:
+    folder = write_tiny_hybrid(tmp_path / "model")
+    about = inspect(str(folder), "--dtype", "float32")
+    window, state = (next(g for g in about["groups"] if g["kind"] == k) for k in ("window", "state"))
+    assert window["constant_bytes"] == 24 * window["bytes_per_token"]
+    assert about["kv_constant_bytes"] == window["constant_bytes"] + state["constant_bytes"]
+    full = next(g for g in about["groups"] if g["kind"] == "full")
+    assert about["kv_bytes_per_token"] == full["bytes_per_token"]
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_every_known_model_is_shown(name: str) -> None:
+    shown = CliRunner().invoke(make_app(), ["model", "inspect", name])
+    assert shown.exit_code == 0 and f"{name}: " in shown.output
+    listed = CliRunner().invoke(make_app(), ["model", "list"])
+    assert name in listed.output.split()
+
+
+def test_parameters_are_those_of_the_files(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    folder = write_toy(tmp_path / "toy", "qwen3")
+    stored = load_file(folder / "model.safetensors")
+    a = read_architecture(folder, 16, "float32")
+    about = describe(a, "float32")
+    assert about["parameters"]["total"] == sum(t.size for t in stored.values())
+    assert sum(about["weight_bytes"].values()) == sum(t.nbytes for t in stored.values())
+
+
+def test_an_unknown_name_and_dtype(tmp_path: Path) -> None:
+    for arguments, text in (
+        (["lama-3.1-8b"], "llama-3.1-8b"),
+        (["smollm2-135m", "--dtype", "int3"], "bfloat16"),
+        ([str(tmp_path)], "config.json"),
+    ):
+        done = CliRunner().invoke(make_app(), ["model", "inspect", *arguments])
+        assert done.exit_code != 0 and text in str(done.exception)
