@@ -142,6 +142,8 @@ class RedisIndex:
         if watched is None:
             return False
         watched.park()
+        if not self._link.up:
+            return False  # known, and not to be waited for
         try:
             await self._cursor(watched.info.fp)  # before the stream is read: entries after it are followed
             start = await self._starts.read(watched.info, dp_rank)
