@@ -74,12 +74,15 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._where[name].get_slice(name).get_shape())
 
-    def take(self, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
-        """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device."""
+    def take(self, name: str, slices: tuple[slice, ...] = (), *, wide: bool = False) -> Tensor:
+        """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device. `wide`: in
+        float32 at least, for what decides and must not be rounded."""
         source = self._where[name].get_slice(name)
         with _memory(self.folder):
             tensor: Tensor = source[slices] if slices else source[:]
-            return tensor.to(self.device, self.dtype)
+            return tensor.to(
+                self.device, torch.promote_types(self.dtype, torch.float32) if wide else self.dtype
+            )
 
     def __enter__(self) -> Checkpoint:
         return self
