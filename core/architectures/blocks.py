@@ -54,6 +54,59 @@ def experts(prefix: str, width: int, inner: int, count: int, used: int) -> list[
     return [Weight(f"{prefix}{{}}.{n}.weight", s, "routed", count, used) for n, s in shapes.items()]
 
 
+def sigmoid_mixture(prefix: str, hidden: int, inner: int, count: int, used: int, shared: int) -> list[Weight]:
+    """DeepSeek-V3's mixture: a router with a balancing bias, `count` experts, `shared` more that every token
+    uses as one layer of their width. `prefix`: "model.layers.0.mlp."."""
+    weights = linear(f"{prefix}gate", count, hidden, "router")
+    weights.append(Weight(f"{prefix}gate.e_score_correction_bias", (count,), "router", product=False))
+    weights += experts(f"{prefix}experts.", hidden, inner, count, used)
+    if shared:
+        weights += gated(f"{prefix}shared_experts.", hidden, inner * shared, "shared")
+    return weights
+
+
 def layer_norms(prefix: str, hidden: int) -> list[Weight]:
     """The norms before attention and before the feed-forward layer. `prefix`: "model.layers.0."."""
     return [norm(f"{prefix}input_layernorm", hidden), norm(f"{prefix}post_attention_layernorm", hidden)]
+
+
+def latent(
+    prefix: str,
+    hidden: int,
+    heads: int,
+    *,
+    q_rank: int | None,
+    rank: int,
+    nope: int,
+    rope: int,
+    value: int,
+    bias: bool = False,
+) -> list[Weight]:
+    """Multi-head latent attention. `prefix`: "model.layers.0.self_attn."; `q_rank` None: queries straight from
+    the hidden state; `rank` + `rope`: width of a cached entry."""
+    if q_rank is None:
+        queries = linear(f"{prefix}q_proj", heads * (nope + rope), hidden, "attention")
+    else:
+        queries = [
+            *linear(f"{prefix}q_a_proj", q_rank, hidden, "attention", bias=bias),
+            norm(f"{prefix}q_a_layernorm", q_rank),
+            *linear(f"{prefix}q_b_proj", heads * (nope + rope), q_rank, "attention"),
+        ]
+    return [
+        *queries,
+        *linear(f"{prefix}kv_a_proj_with_mqa", rank + rope, hidden, "attention", bias=bias),
+        norm(f"{prefix}kv_a_layernorm", rank),
+        *linear(f"{prefix}kv_b_proj", heads * (nope + value), rank, "attention"),
+        *linear(f"{prefix}o_proj", hidden, heads * value, "attention", bias=bias),
+    ]
+
+
+def indexer(prefix: str, hidden: int, q_rank: int, heads: int, d: int) -> list[Weight]:
+    """DeepSeek sparse attention's indexer. `prefix`: "model.layers.0.self_attn.indexer."."""
+    return [
+        *linear(f"{prefix}wq_b", heads * d, q_rank, "indexer"),
+        *linear(f"{prefix}wk", d, hidden, "indexer"),
+        norm(f"{prefix}k_norm", d),
+        Weight(f"{prefix}k_norm.bias", (d,), "norm", product=False),
+        *linear(f"{prefix}weights_proj", heads, hidden, "indexer"),
+    ]

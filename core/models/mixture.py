@@ -5,7 +5,8 @@ Only chosen experts are computed and read: a decoded token costs its active para
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -126,6 +127,24 @@ def load_experts(
 ) -> Experts:
     """`prefix`: "model.layers.0.mlp.experts."; expert i's projections are at "<prefix>i."."""
     return Experts([FeedForward(f"{prefix}{i}.", source, parts, activation=activation) for i in range(count)])
+
+
+def load_sigmoid_mixture(
+    prefix: str, fields: Mapping[str, Any], source: Checkpoint, parts: ModelParts
+) -> Mixture:
+    """What `sigmoid_mixture` declares; `fields` as DeepSeek-V3's config.json names them."""
+    router = SigmoidRouter(
+        source.take(f"{prefix}gate.weight"),
+        source.take(f"{prefix}gate.e_score_correction_bias", wide=True),
+        fields["num_experts_per_tok"],
+        groups=fields["n_group"],
+        kept_groups=fields["topk_group"],
+        renormalize=fields["norm_topk_prob"],
+        scale=fields["routed_scaling_factor"],
+    )
+    experts = load_experts(f"{prefix}experts.", fields["n_routed_experts"], source, parts)
+    shared = FeedForward(f"{prefix}shared_experts.", source, parts) if fields["n_shared_experts"] else None
+    return Mixture(router, experts, parts, shared)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -30,6 +30,10 @@ MODELS = {
     "llama": "bien.core.models.llama:Llama",
     "qwen3": "bien.core.models.llama:Llama",
     "qwen3_moe": "bien.core.models.qwen3_moe:Qwen3Moe",
+    "glm4_moe": "bien.core.models.glm4_moe:Glm4Moe",
+    **dict.fromkeys(
+        ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa"), "bien.core.models.deepseek:Deepseek"
+    ),
     "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
 }
 

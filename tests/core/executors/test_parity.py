@@ -36,6 +36,25 @@ def qwen3_moe(folder: Path, **changes: Any) -> Path:
     return _save(folder, Qwen3MoeForCausalLM, Qwen3MoeConfig, **{**shape, **changes})
 
 
+def glm4_moe(folder: Path, **changes: Any) -> Path:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    shape = {
+        "head_dim": 12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.34},
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.7,
+        "n_group": 4,
+        "topk_group": 2,
+        "attention_bias": True,
+        "use_qk_norm": True,
+    }
+    return _save(folder, Glm4MoeForCausalLM, Glm4MoeConfig, **{**shape, **changes})
+
+
 def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
     torch.manual_seed(0)
     shape = {
@@ -52,6 +71,11 @@ def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
     for name, tensor in made.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(tensor, 1.0, 0.1)
+        elif "bias" in name:
+            torch.nn.init.normal_(tensor, 0.0, 0.3)
+    for name, tensor in made.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(tensor, 0.0, 0.3)
     made.save_pretrained(folder)
     return folder
 
@@ -82,6 +106,16 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     ),
     "qwen3-moe": lambda f: qwen3_moe(f, norm_topk_prob=True, mlp_only_layers=[1]),
     "qwen3-moe-sparse-step": lambda f: qwen3_moe(f, decoder_sparse_step=2, attention_bias=True),
+    "glm4-moe": glm4_moe,
+    "glm4-moe-plain": lambda f: glm4_moe(
+        f,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+        use_qk_norm=False,
+        attention_bias=False,
+        n_group=1,
+        topk_group=1,
+    ),
     "toy-llama": lambda f: write_toy(f),
     "toy-qwen3": lambda f: write_toy(f, "qwen3"),
 }
