@@ -22,6 +22,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False):
     copies: int = 1
     used: int = 1  # of the copies, by one token: experts that the router chooses
     product: bool = True  # multiplied with every token that it is used for; else looked up, added, scaled
+    spare: bool = False  # a copy of another tensor that some checkpoints have: neither needed nor counted
 
     @property
     def size(self) -> int:
@@ -52,20 +53,26 @@ def norm(name: str, width: int) -> Weight:
 
 
 def total(weights: Iterable[Weight]) -> int:
-    """Parameters of all copies."""
-    return sum(w.size * w.copies for w in weights)
+    """Parameters of all copies, layers that predict further tokens (role "mtp") left out."""
+    return sum(w.size * w.copies for w in weights if w.role != "mtp")
 
 
 def active(weights: Iterable[Weight]) -> int:
     """Parameters that one token meets: of experts the chosen ones; the whole embedding is counted."""
-    return sum(w.size * w.used for w in weights)
+    return sum(w.size * w.used for w in weights if w.role != "mtp")
 
 
 def flops(weights: Iterable[Weight]) -> int:
     """Floating-point operations of one token's products with weights, two per parameter."""
-    return 2 * sum(w.size * w.used for w in weights if w.product)
+    return 2 * sum(w.size * w.used for w in weights if w.product and w.role != "mtp")
 
 
 def expected(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
-    """Every tensor by its name in the checkpoint."""
-    return {name: w.shape for w in weights for name in w.names()}
+    """Every tensor of the model itself by its name in the checkpoint."""
+    return {name: w.shape for w in weights if w.role != "mtp" for name in w.names()}
+
+
+def predicting(weights: Iterable[Weight]) -> list[Weight]:
+    """Of the layers that predict further tokens ("multi-token prediction"): a checkpoint has all of these, or
+    none; spare ones may be there beside the others."""
+    return [w for w in weights if w.role == "mtp"]

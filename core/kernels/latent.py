@@ -36,11 +36,12 @@ def latent_attention(
 def choose(query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
     """See `Kernels.choose`."""
     out = torch.full((len(query), count), -1, dtype=torch.int64, device=query.device)
+    wide = torch.promote_types(query.dtype, torch.float32)
     for keys, start, tokens in _sequences(rows, layer):
         for part in _parts(tokens, query.shape[1] * len(keys)):
             own = _own(start, part, tokens, query.device)
-            # [C, heads, L]; what is not above zero does not count.
-            found = torch.relu(query[part] @ keys.t())
+            # [C, heads, L]; what is not above zero does not count. 16 bits would make many sums equal.
+            found = torch.relu(query[part].to(wide) @ keys.t().to(wide))
             scores = (weights[part, :, None] * found).sum(1)
             scores.masked_fill_(torch.arange(len(keys), device=keys.device) > own[:, None], float("-inf"))
             # Stable: of equal scores the lowest position comes first.

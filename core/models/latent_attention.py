@@ -30,7 +30,8 @@ class LatentAttention:
 
     Config fields of the architecture: q_lora_rank (None: queries straight from the hidden state),
     kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, `rope` (None: nothing is rotated, though
-    the features exist), `rope_interleave`, `attention_scale`, `output_gate` (sigmoid(g_proj x) on the heads).
+    the features exist), `rope_interleave`, `attention_scale`, `latent_norm_eps` (absent: `rms_norm_eps`),
+    `output_gate` (sigmoid(g_proj x) on the heads).
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class LatentAttention:
         self.layer, self.kernels, self.collect = layer, parts.kernels, parts.strategy.collect
         self.heads, self.rank = a.heads, c["kv_lora_rank"]
         self.nope, self.rope, self.value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
-        self.eps, self.scale = float(c["rms_norm_eps"]), c["attention_scale"]
+        self.eps = float(c.get("latent_norm_eps") or c["rms_norm_eps"])
+        self.scale = c["attention_scale"]
         self.rotary = None if c["rope"] is None else rotary(c["rope"], self.rope, parts)
         self.indexer, self.sparse = indexer, sparse
         bias = bool(c.get("attention_bias"))
@@ -110,8 +112,10 @@ class LatentAttention:
         return self.collect(self.out(heads), "attention_out")
 
     def fill(self, x: Tensor, rows: Rows) -> None:
-        """Write the tokens' latents, and nothing else (drafters that share this layer)."""
+        """Write the tokens' latents and indexer keys, and nothing else (drafters that share this layer)."""
         rows.write(self.layer, self._latent(x, rows))
+        if self.indexer is not None:
+            self.indexer.fill(x, rows)
 
     def _latent(self, x: Tensor, rows: Rows) -> Tensor:
         latent = self.kv_a(x)
@@ -158,20 +162,24 @@ class Indexer:
             turned = paired(heads[:, : self.rope].flatten(0, 1), self.rope).view_as(heads[:, : self.rope])
             return torch.cat([turned, heads[:, self.rope :]], 1).view(weight.shape)
 
-        # Small and decisive: kept in full precision.
+        # Small and decisive: never quantized.
         self.wq = laid_out(source.take(f"{prefix}wq_b.weight"))
         self.wk = laid_out(source.take(f"{prefix}wk.weight"))
         self.norm_weight = laid_out(source.take(f"{prefix}k_norm.weight"))
         self.norm_bias = laid_out(source.take(f"{prefix}k_norm.bias"))
-        self.weights = source.take(f"{prefix}weights_proj.weight")
+        self.weights = source.take(f"{prefix}weights_proj.weight", wide=True)
 
     def __call__(self, x: Tensor, low: Tensor, rows: Rows) -> Tensor:
         """x: normed hidden [N, H]; low: the queries' latent [N, q_lora_rank] -> chosen positions
         [N, index_topk]. Writes the tokens' indexer keys."""
-        angles = self.rotary.angles(rows, x.dtype)
-        key = F.layer_norm(F.linear(x, self.wk), (self.dim,), self.norm_weight, self.norm_bias, 1e-6)
-        self.kernels.rope(key[:, None, : self.rope], angles)
-        rows.write(self.layer, key, INDEXER)
+        self.fill(x, rows)
         query = F.linear(low, self.wq).view(-1, self.heads, self.dim)
-        self.kernels.rope(query[..., : self.rope], angles)
-        return rows.choose(self.layer, query, F.linear(x, self.weights) * self.scale, self.count, INDEXER)
+        self.kernels.rope(query[..., : self.rope], self.rotary.angles(rows, x.dtype))
+        weights = F.linear(x.to(self.weights.dtype), self.weights) * self.scale
+        return rows.choose(self.layer, query, weights, self.count, INDEXER)
+
+    def fill(self, x: Tensor, rows: Rows) -> None:
+        """Write the tokens' indexer keys."""
+        key = F.layer_norm(F.linear(x, self.wk), (self.dim,), self.norm_weight, self.norm_bias, 1e-6)
+        self.kernels.rope(key[:, None, : self.rope], self.rotary.angles(rows, x.dtype))
+        rows.write(self.layer, key, INDEXER)

@@ -12,6 +12,7 @@ import torch
 
 from bien.core.testing.toy import write_toy
 from tests.core.executors.driver import Driver
+from tests.core.executors.latent_models import LATENT
 
 Logits = np.ndarray[Any, Any]
 VOCAB = 288
@@ -116,6 +117,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         n_group=1,
         topk_group=1,
     ),
+    **LATENT,
     "toy-llama": lambda f: write_toy(f),
     "toy-qwen3": lambda f: write_toy(f, "qwen3"),
 }
