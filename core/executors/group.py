@@ -14,6 +14,7 @@ in what they compute.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -122,14 +123,15 @@ class GroupExecutor:
         if self.local.device.type != "cpu":
             return
         ranks = 1 + len(self._remotes)
-        need = sum(
+        here = 1 + sum(remote.host in ("", socket.gethostname()) for remote in self._remotes)
+        whole = sum(
             engine_bytes(g, self._kv_heads, ranks) * (n + 1) for g, n in zip(self.groups, blocks, strict=True)
         )
-        free = available_bytes(self.local.device)
+        need, free = whole * here // ranks, available_bytes(self.local.device)
         if need > free:
             raise ResourceError(
-                f"KV pools of {ranks} ranks need {need:,} bytes, but {free:,} are available; lower kv_tokens "
-                "or slots of the pool"
+                f"KV pools of {here} ranks on this machine need {need:,} bytes, but {free:,} are available; "
+                "lower kv_tokens or slots of the pool"
             )
 
     def _broken(self, error: Exception) -> ExecutorDiedError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bien.core.errors import ExecutorDiedError
+from bien.core.errors import ExecutorDiedError, ResourceError
 from bien.core.executors.group import GroupExecutor
 from bien.core.executors.pools import HostBlocks
 from bien.core.testing.torch_harness import TorchHarness
@@ -55,6 +55,21 @@ def test_ranks_hold_their_heads_only(tmp_path: Path) -> None:
     (whole,) = group.groups
     assert group.local.pools[0].data.nbytes * 3 == whole.block_bytes * 65, "one of three heads"
     assert group.local.model.embedding.shape[0] == 144
+    group.close()
+
+
+def test_pools_that_do_not_fit_all_ranks_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them alone would."""
+    h = group_harness(write_toy(tmp_path / "model"), 2)
+    group: GroupExecutor = h.executor
+    need = 101 * group.groups[0].block_bytes
+    monkeypatch.setattr("bien.core.executors.group.available_bytes", lambda device: need - 1)
+    with pytest.raises(ResourceError, match=f"of 2 ranks on this machine need {need:,} bytes"):
+        group.allocate((100,), 4, 256)
+    group._remotes[0].host = "elsewhere"
+    group.allocate((100,), 4, 256)
     group.close()
 
 
