@@ -16,7 +16,7 @@ from bien.core.worker.published import (
     read_lease,
     read_snapshot,
 )
-from bien.core.worker.redis_link import check_redis_url, explained, masked, redis_client, redis_trouble
+from bien.core.worker.redis_link import ask, check_redis_url, explained, masked, redis_client, redis_trouble
 from bien.gateway.index import DurableIndex, IndexHealth, KVIndex
 from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target, cached_tokens
 
@@ -38,6 +38,7 @@ __all__ = [
     "Target",
     "WorkerInfo",
     "WorkerStats",
+    "ask",
     "cached_tokens",
     "check_redis_url",
     "explained",

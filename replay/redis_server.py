@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bien.core.clock import WallClock
 from bien.core.errors import ResourceError
-from bien.core.worker.redis_link import explained, redis_client, redis_trouble
+from bien.core.worker.redis_link import ask, explained, redis_client, redis_trouble
 
 START_SECONDS = 10.0
 STOP_SECONDS = 2.0
@@ -109,7 +109,7 @@ class RedisServer:
             async with asyncio.timeout(START_SECONDS):
                 while self._process.returncode is None:
                     try:
-                        await client.ping()
+                        await ask(client.ping())
                         return
                     except redis_trouble() as error:
                         why = explained(error)

@@ -23,7 +23,7 @@ from bien.core.worker.published import (
     write_entry,
     write_snapshot,
 )
-from bien.core.worker.redis_link import explained, masked, redis_client, redis_trouble
+from bien.core.worker.redis_link import ask, explained, masked, redis_client, redis_trouble
 
 MAX_KEPT = 8 << 20  # bytes of hashes that wait for Redis
 MAX_ENTRY = 1 << 20  # bytes of hashes in one entry
@@ -76,7 +76,6 @@ class Publisher:
         self._since_entries = 0  # since the last snapshot, as are the next
         self._since_bytes = 0
         self._warned = ""
-        self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -102,7 +101,6 @@ class Publisher:
 
     async def close(self) -> None:
         """Take the lease back, so that nobody looks for this worker any more."""
-        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -115,13 +113,13 @@ class Publisher:
         except self._trouble:
             pass  # it expires by itself
         finally:
-            await self._client.aclose(close_connection_pool=True)
+            await ask(self._client.aclose(close_connection_pool=True))
 
     # Below: on the task.
 
     async def _run(self) -> None:
         attempts = 0
-        while not self._stopping:  # a command that is cancelled may end as if nothing had happened
+        while True:
             try:
                 await self._turn()
                 attempts = 0
@@ -183,9 +181,9 @@ class Publisher:
         first, last, kept, now = answer[1].decode(), answer[2].decode(), answer[3], int(answer[4])
         # Another slot of a cluster than the rest: not in the script.
         fps, keep = fps_key(to.namespace), _ms(to.keep_seconds)
-        await self._client.zadd(fps, {self._info.fp: now})
-        await self._client.zremrangebyscore(fps, "-inf", now - keep)
-        await self._client.pexpire(fps, keep)
+        await ask(self._client.zadd(fps, {self._info.fp: now}))
+        await ask(self._client.zremrangebyscore(fps, "-inf", now - keep))
+        await ask(self._client.pexpire(fps, keep))
         self._taking = False
         self._held = True
         if not self.connected:
@@ -278,7 +276,7 @@ class Publisher:
         script = self._scripts.get(text)
         if script is None:
             script = self._scripts[text] = self._client.register_script(text)
-        return await script(keys=keys, args=arguments)
+        return await ask(script(keys=keys, args=arguments))
 
     def _warn(self, why: str) -> None:
         if why != self._warned:  # once, not at each attempt

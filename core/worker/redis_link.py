@@ -5,8 +5,10 @@ Plain commands and plain Lua of Redis 6.2; the library is imported where a clien
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from bien.core.errors import UserError, nearest
@@ -14,6 +16,7 @@ from bien.core.errors import UserError, nearest
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+T = TypeVar("T")
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 QUERY = ("db", "password", "username", "ssl_ca_certs", "ssl_certfile", "ssl_cert_reqs", "ssl_keyfile")
 EXAMPLE = "redis://[[user]:password@]host:6379/0, rediss://… (TLS), unix:///path/to.sock, valkey://…"
@@ -64,6 +67,19 @@ def redis_client(url: str, timeout: float) -> Redis:
         protocol=2,
     )
     return client
+
+
+async def ask(command: Awaitable[T]) -> T:
+    """The answer to a command. Await nothing of a client without this: redis-py 8 mostly goes on when it is
+    cancelled as if it was not, and whoever wanted its end would wait for ever."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        return await command
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 def redis_trouble() -> tuple[type[Exception], ...]:

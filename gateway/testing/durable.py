@@ -70,7 +70,6 @@ class PublishingWorker:
 
     async def kill(self) -> None:
         """It falls silent; what it has published stays until it expires."""
-        self.publisher._stopping = True
         task = self.publisher._task
         assert task is not None
         task.cancel()

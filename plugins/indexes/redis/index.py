@@ -16,6 +16,7 @@ from bien.gateway.api import (
     Lease,
     Publication,
     WorkerInfo,
+    ask,
     explained,
     fps_key,
     read_batches,
@@ -52,7 +53,6 @@ class RedisIndex:
         self._unread = ""  # what the newest undecodable thing was
         self._unread_at = 0.0
         self._check_at = 0.0
-        self._stopping = False
         self._task: asyncio.Task[None] | None = None
         if ctx.metrics is not None:
             ctx.metrics.register(IndexCollector(self))
@@ -84,7 +84,6 @@ class RedisIndex:
         return self._mirror.overlaps(hashes, targets)
 
     def close(self) -> None:
-        self._stopping = True
         for task in (self._task, *self._heals.values()):
             if task is not None:
                 task.cancel()
@@ -124,8 +123,8 @@ class RedisIndex:
 
     async def start(self) -> None:
         try:
-            await self._link.client.ping()
-            await self._link.client.eval("return 1", 0)
+            await ask(self._link.client.ping())
+            await ask(self._link.client.eval("return 1", 0))
         except self._link.trouble as error:
             if self._config.on_failure == "refuse":
                 await self._link.close()
@@ -167,9 +166,9 @@ class RedisIndex:
         client: Any = self._link.client
         found: list[Lease] = []
         try:
-            for name in await client.zrange(fps_key(self._config.namespace), 0, -1):
+            for name in await ask(client.zrange(fps_key(self._config.namespace), 0, -1)):
                 keys = Keys(self._config.namespace, name.decode(errors="replace"))
-                ids = await client.zrange(keys.workers, 0, -1)
+                ids = await ask(client.zrange(keys.workers, 0, -1))
                 names = [keys.lease(id.decode(errors="replace")) for id in ids]
                 found += filter(None, await self._read_leases(names))
         except self._link.trouble as error:
@@ -177,7 +176,6 @@ class RedisIndex:
         return found
 
     async def stop(self) -> None:
-        self._stopping = True
         tasks = [t for t in (self._task, *self._heals.values()) if t is not None]
         for task in tasks:
             task.cancel()
@@ -201,7 +199,7 @@ class RedisIndex:
 
     async def _run(self) -> None:
         attempts = 0
-        while not self._stopping:  # a command that is cancelled may end as if nothing had happened
+        while True:
             try:
                 for fp in {w.info.fp for w in self._watched.values()}:
                     await self._follow(fp)
@@ -209,7 +207,7 @@ class RedisIndex:
                     await self._check()
                     pause = self._config.lease_seconds / (3 if self.leased == len(self._watched) else 12)
                     self._check_at = self._clock.time() + pause
-                    await self._link.client.ping()  # also when there is nobody to look after
+                    await ask(self._link.client.ping())  # also when there is nobody to look after
                 self._link.works()
                 attempts = 0
                 await self._clock.sleep(self._config.poll_seconds)
@@ -227,14 +225,15 @@ class RedisIndex:
     async def _cursor(self, fp: str) -> str:
         if not self._cursors.get(fp):
             key = Keys(self._config.namespace, fp).events
-            newest = await self._link.client.xrevrange(key, count=1)
+            newest = await ask(self._link.client.xrevrange(key, count=1))
             self._cursors[fp] = self._cursors.get(fp) or (newest[0][0].decode() if newest else "0-0")
         return self._cursors[fp]
 
     async def _follow(self, fp: str) -> None:
+        client = self._link.client
         key, cursor = Keys(self._config.namespace, fp).events, await self._cursor(fp)
         while True:
-            page = await self._link.client.xrange(key, min=f"({cursor}", max="+", count=PAGE)
+            page = await ask(client.xrange(key, min=f"({cursor}", max="+", count=PAGE))
             for id, fields in page:
                 cursor = self._cursors[fp] = id.decode()
                 try:
@@ -303,7 +302,7 @@ class RedisIndex:
 
     async def _check_stream(self, fp: str) -> None:
         """A stream that was deleted, or came back from an older copy, begins anew below our cursor."""
-        newest = await self._link.client.xrevrange(Keys(self._config.namespace, fp).events, count=1)
+        newest = await ask(self._link.client.xrevrange(Keys(self._config.namespace, fp).events, count=1))
         cursor = self._cursors.get(fp, "")
         if cursor and (not newest or order(newest[0][0].decode()) < order(cursor)):
             self._cursors[fp] = "0-0"
@@ -313,7 +312,7 @@ class RedisIndex:
         for name in names:
             pipe.hgetall(name)
         leases: list[Lease | None] = []
-        for fields in await pipe.execute(raise_on_error=False) if names else ():
+        for fields in await ask(pipe.execute(raise_on_error=False)) if names else ():
             lease = None
             if isinstance(fields, Exception):
                 if not str(fields).startswith("WRONGTYPE"):

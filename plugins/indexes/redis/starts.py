@@ -14,6 +14,7 @@ from bien.gateway.api import (
     Keys,
     Snapshot,
     WorkerInfo,
+    ask,
     read_batches,
     read_entry,
     read_snapshot,
@@ -104,7 +105,7 @@ class Starts:
         for w in wanted:
             pipe.hget(keys.snapshot(w.info.id), str(w.dp_rank))
             pipe.hmget(keys.lease(w.info.id), "generation", "seq")
-        answers = await pipe.execute(raise_on_error=False)
+        answers = await ask(pipe.execute(raise_on_error=False))
         for w, data, lease in zip(wanted, answers[::2], answers[1::2], strict=True):
             for answer in (data, lease):
                 if isinstance(answer, Exception) and not str(answer).startswith("WRONGTYPE"):
@@ -125,9 +126,10 @@ class Starts:
                 w.start = Start(snapshot)
 
     async def _batches(self, keys: Keys, found: dict[tuple[str, int], _Wanted]) -> None:
+        client = self._link.client
         cursor = min((w.at for w in found.values()), key=order)
         while True:
-            page = await self._link.client.xrange(keys.events, min=f"({cursor}", max="+", count=PAGE)
+            page = await ask(client.xrange(keys.events, min=f"({cursor}", max="+", count=PAGE))
             for id, fields in page:
                 cursor = id.decode()
                 try:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from bien.core.worker.redis_link import ask, redis_client, redis_trouble
+from tests.redis_process import RedisProcess, redis_process
+
+
+@pytest.fixture
+def server() -> Iterator[RedisProcess]:
+    with redis_process() as process:
+        yield process
+
+
+async def test_who_is_cancelled_at_a_command_ends(server: RedisProcess) -> None:
+    """At whatever moment. Without `ask` most of these go on."""
+    rng = random.Random(1)
+    cancelled = 0
+    for _ in range(200):
+        client = redis_client(server.url, 1.0)
+
+        async def work(client: object = client) -> None:
+            try:
+                await ask(client.ping())  # type: ignore[attr-defined]
+            except redis_trouble():
+                pass
+
+        task = asyncio.ensure_future(work())
+        for _ in range(rng.randrange(14)):
+            await asyncio.sleep(0)
+        if task.cancel():
+            await asyncio.gather(task, return_exceptions=True)
+            assert task.cancelled()
+            cancelled += 1
+        await client.aclose()
+    assert cancelled > 100
+
+
+async def test_a_timeout_around_a_command_is_one(server: RedisProcess) -> None:
+    server.freeze()
+    client = redis_client(server.url, 30.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await ask(client.ping())
+    server.thaw()
+    await client.aclose()
