@@ -190,6 +190,8 @@ class Scripts(dict[int, list[Any]]):
                 for n, step in enumerate(steps):
                     if isinstance(step, asyncio.Event):
                         await step.wait()
+                    elif callable(step):  # its worker dies, another one begins again
+                        restart()
                     elif isinstance(step, Exception):
                         generation.done = True
                         raise step
@@ -230,6 +232,18 @@ async def test_an_error_before_the_first_byte_is_a_status(fake: Any, sdk: AsyncO
         with pytest.raises(InternalServerError, match="it is gone"):
             await sdk.completions.create(model="toy", prompt="a", n=2, stream=stream)
     assert len(fake.requests) == 2, "the others wait for the first one's first token"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_a_choice_that_begins_again_forgets_what_it_had(
+    fake: Any, sdk: AsyncOpenAI, echo: bool
+) -> None:
+    Scripts({0: ["xy", list, "he", "llo"], 1: ["a", "b", list, "c"], 2: ["o"]}).of(fake)
+    answer = await sdk.completions.create(model="toy", prompt="say ", n=3, echo=echo)
+    head = "say " if echo else ""
+    assert [c.text for c in answer.choices] == [head + "hello", head + "c", head + "o"]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(len(fake.text(t)) for t in ("he", "llo", "c", "o"))
 
 
 async def test_the_others_wait_for_the_first_token(fake: Any, sdk: AsyncOpenAI) -> None:
