@@ -99,22 +99,15 @@ def _sizes(fields: Fields, *, sparse: bool) -> dict[str, Any]:
     if "q_lora_rank" not in fields.config:
         fields.need("q_lora_rank", int)
     plain = fields.config["q_lora_rank"] is None and not sparse  # an indexer reads the queries' latent
-    sizes = {
-        "q_rank": None if plain else fields.size("q_lora_rank"),
-        "rank": fields.size("kv_lora_rank"),
-        "nope": fields.size("qk_nope_head_dim"),
-        "rope": fields.size("qk_rope_head_dim"),
-        "value": fields.size("v_head_dim"),
-    }
-    for name, key in (
+    sizes = {"q_rank": None if plain else fields.size("q_lora_rank"), "value": fields.size("v_head_dim")}
+    for short, name in (
         ("rank", "kv_lora_rank"),
         ("nope", "qk_nope_head_dim"),
         ("rope", "qk_rope_head_dim"),
     ):
-        if sizes[name] % 2:
-            raise ModelError(
-                f"model {fields.model!r}: {key} = {sizes[name]} is odd; rotary embedding needs pairs"
-            )
+        size = sizes[short] = fields.size(name)
+        if size % 2:
+            raise ModelError(f"model {fields.model!r}: {name} = {size} is odd; rotary embedding needs pairs")
     return sizes
 
 
@@ -146,8 +139,7 @@ def _schedule(fields: Fields, layers: int) -> Any:
     pattern = config.get("index_topk_pattern")
     if pattern is not None:
         return [{"F": "full", "S": "shared"}.get(c, c) for c in pattern]
-    every = config.get("index_topk_freq")
-    if every is None or every == 1:
+    if config.get("index_topk_freq") in (None, 1):
         return ["full"] * layers
     every, first = fields.size("index_topk_freq"), fields.need("index_skip_topk_offset", int)
     return ["full" if max(i - first + 1, 0) % every == 0 else "shared" for i in range(layers)]

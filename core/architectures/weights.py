@@ -4,13 +4,17 @@ counted from, and what a token's products cost. No torch."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 Role = Literal[
     "embedding", "attention", "indexer", "state", "dense", "router", "routed", "shared", "norm", "head", "mtp"
 ]
+
+
+class Names(Protocol):
+    def __contains__(self, name: str, /) -> bool: ...
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):
@@ -22,6 +26,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False):
     copies: int = 1
     used: int = 1  # of the copies, by one token: experts that the router chooses
     product: bool = True  # multiplied with every token that it is used for; else looked up, added, scaled
+    stacked: bool = False  # the copies are one tensor [copies, *shape]
     spare: bool = False  # a copy of another tensor that some checkpoints have: neither needed nor counted
 
     @property
@@ -33,7 +38,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False):
         return n
 
     def names(self) -> Iterator[str]:
-        if self.copies == 1 and "{}" not in self.name:
+        if self.stacked or (self.copies == 1 and "{}" not in self.name):
             yield self.name
         else:
             for i in range(self.copies):
@@ -69,10 +74,14 @@ def flops(weights: Iterable[Weight]) -> int:
 
 def expected(weights: Iterable[Weight]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model itself by its name in the checkpoint."""
-    return {name: w.shape for w in weights if w.role != "mtp" for name in w.names()}
+    main = (w for w in weights if w.role != "mtp")
+    return {name: (w.copies, *w.shape) if w.stacked else w.shape for w in main for name in w.names()}
 
 
-def predicting(weights: Iterable[Weight]) -> list[Weight]:
-    """Of the layers that predict further tokens ("multi-token prediction"): a checkpoint has all of these, or
-    none; spare ones may be there beside the others."""
-    return [w for w in weights if w.role == "mtp"]
+def predicting(weights: Iterable[Weight], held: Names) -> dict[str, tuple[int, ...]]:
+    """The tensors of the layers for further tokens ("multi-token prediction"), as `expected`. A checkpoint
+    with the names `held` has all that are needed, or none of them; spare ones are named if it has them."""
+    own = [(name, w) for w in weights if w.role == "mtp" for name in w.names()]
+    if not any(name in held for name, _ in own):
+        return {}
+    return {name: w.shape for name, w in own if not w.spare or name in held}

@@ -123,12 +123,13 @@ class Rows:
         rows = self.group(group)
         self.kernels.write_kv(rows.pool.flat[index], rows, kv)
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Causal attention (inside the group's window) over what `write` stored: query [N, heads, d] ->
-        [N, heads * d]. The group's width says how many KV heads there are: width / (2 d)."""
+        [N, heads * d]. The group's width says how many KV heads there are: width / (2 d). `sinks` [heads]:
+        of each head a score beside those of positions, which takes its share and has no value."""
         group, index = self.layers[layer, ""]
         rows = self.group(group)
-        return self.kernels.paged_attention(query, rows, index, scale)
+        return self.kernels.paged_attention(query, rows, index, scale, sinks)
 
     def attend_latent(
         self, layer: int, query: Tensor, scale: float, rank: int, chosen: Tensor | None = None
@@ -166,10 +167,15 @@ class Rows:
             last = states.index_select(0, torch.from_numpy(ends).to(self.device))
         pool.data[index].index_copy_(0, self._live(group), last.to(pool.data.dtype))
 
-    def redirect(self, group: int) -> Rows:
+    def redirect(self, group: int, **named: int) -> Rows:
         """The same rows for layers that read and write `group` (a drafter's own) instead of the target's:
-        layer `pools[group].group.layers[j]` is the group's j-th."""
-        layers = {(layer, ""): (group, j) for j, layer in enumerate(self.pools[group].group.layers)}
+        layer `pools[group].group.layers[j]` is the group's j-th. `named`: where a layer asks for a group by
+        this name, it is given that one."""
+        layers = {
+            (layer, name): (g, j)
+            for name, g in {"": group, **named}.items()
+            for j, layer in enumerate(self.pools[g].group.layers)
+        }
         other = Rows.__new__(Rows)
         other.__dict__.update(self.__dict__)
         other.layers = layers
