@@ -19,6 +19,7 @@ from bien.core.executors.torch_executor import TorchExecutor
 from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.memory import return_free_memory
 from bien.core.models.fetch import resolve_model
+from bien.core.models.formats import check_readable
 from bien.core.models.registry import ModelParts, load_model
 from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.shards import rank_groups
@@ -78,11 +79,10 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
     architecture = _architecture(ctx)
     torch.set_num_threads(ctx.threads)
     quantizer, strategy = ctx.parts["quantizer"], ctx.parts["parallel"]
-    if not quantizer.matches(architecture.config):
-        raise ModelError(
-            f"model {architecture.model!r}: the selected quantizer cannot read its weights "
-            f"(quantization_config: {architecture.config.get('quantization_config')!r})"
-        )
+    check_readable(architecture.config, architecture.model)
+    # What is quantized on disk is dequantized while it is read: quantizers are given full precision.
+    if not quantizer.matches({**architecture.config, "quantization_config": None}):
+        raise ModelError(f"model {architecture.model!r}: the selected quantizer cannot read its weights")
     kernels = ctx.parts.get("kernels") or TorchKernels()
     if communicator is not None:
         strategy.connect(communicator)

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bien.core.errors import ModelError, ResourceError
+from bien.core.models.formats import PLAIN, Stored, find_stored
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors spells them
 # Buffers that older checkpoints carry and that follow from the config.
 IGNORABLE = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 _SHOWN = 8
@@ -27,15 +27,22 @@ class Checkpoint:
     """Open with `Checkpoint.open(...)` as a context; `check` once, then `take`."""
 
     def __init__(
-        self, folder: Path, where: dict[str, Any], files: ExitStack, dtype: Any, device: Any
+        self, folder: Path, tensors: dict[str, Stored], files: ExitStack, dtype: Any, device: Any
     ) -> None:
         self.folder, self.dtype, self.device = folder, dtype, device
-        self._where, self._files = where, files  # tensor name -> open file
+        self._tensors, self._files = tensors, files
 
     @classmethod
-    def open(cls, folder: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
-        """ModelError when a file is missing, cut short, or no safetensors file."""
-        files, where = ExitStack(), {}
+    def open(
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        config: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """`config`: of the model; says how quantized tensors lie. ModelError when a file is missing, cut
+        short, or no safetensors file, or a quantized tensor is incomplete."""
+        files, parts = ExitStack(), {}
         try:
             for path in shards(folder):
                 try:
@@ -43,45 +50,48 @@ class Checkpoint:
                         shard = files.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:
                     raise ModelError(f"{path} is damaged or not a safetensors file: {error}") from error
-                where.update(dict.fromkeys(shard.keys(), shard))
+                parts.update({name: shard.get_slice(name) for name in shard.keys()})  # noqa: SIM118
+            tensors = find_stored(parts, config or {}, f"model folder {folder}")
         except BaseException:
             files.close()
             raise
-        return cls(folder, where, files, dtype, device)
+        return cls(folder, tensors, files, dtype, device)
 
     def check(self, expected: Mapping[str, tuple[int, ...]], optional: frozenset[str] = frozenset()) -> None:
         """The checkpoint must hold exactly the expected tensors. ModelError lists what is wrong."""
-        missing = [n for n in expected if n not in self._where]
+        missing = [n for n in expected if n not in self._tensors]
         extra = [
-            n for n in self._where if n not in expected and n not in optional and not n.endswith(IGNORABLE)
+            n for n in self._tensors if n not in expected and n not in optional and not n.endswith(IGNORABLE)
         ]
         wrong, typed = [], []
         for name, shape in expected.items():
-            if name in self._where:
+            if name in self._tensors:
                 found = self.shape(name)
                 if found != tuple(shape):
                     wrong.append(f"{name} is {list(found)}, config says {list(shape)}")
-                if (kind := self._where[name].get_slice(name).get_dtype()) not in DTYPES:
-                    typed.append(f"{name} is {kind}, valid are {', '.join(DTYPES)}")
+                stored = self._tensors[name]
+                kind = stored.parts["levels"].get_dtype()
+                if stored.kind == "plain" and kind not in PLAIN:
+                    typed.append(f"{name} is {kind}, valid are {', '.join(PLAIN)}")
         clauses = {"missing": missing, "unknown": extra, "wrong shape": wrong, "wrong type": typed}
         problems = [_clause(title, names) for title, names in clauses.items()]
         if any(problems):
             raise ModelError(f"model folder {self.folder}: " + "; ".join(p for p in problems if p))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._where[name].get_slice(name).get_shape())
+        return self._tensors[name].shape
 
     def take(self, name: str, slices: tuple[slice, ...] = (), *, wide: bool = False) -> Tensor:
         """The tensor (or the slices of it that a rank holds) in the compute dtype, on the device. `wide`: in
         float32 at least, for what decides and must not be rounded."""
-        source = self._where[name].get_slice(name)
         with _memory(self.folder):
-            tensor: Tensor = source[slices] if slices else source[:]
-            return tensor.to(
-                self.device, torch.promote_types(self.dtype, torch.float32) if wide else self.dtype
+            return (
+                self._tensors[name]
+                .read(slices)
+                .to(self.device, torch.promote_types(self.dtype, torch.float32) if wide else self.dtype)
             )
 
     def __enter__(self) -> Checkpoint:

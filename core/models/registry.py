@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bien.core.architectures.base import Architecture
-from bien.core.architectures.weights import expected
+from bien.core.architectures.weights import expected, predicting
 from bien.core.errors import ModelError, nearest
 from bien.core.kernels.base import Kernels
 from bien.core.parallel.strategy import ParallelStrategy
@@ -31,6 +31,7 @@ MODELS = {
     "qwen3": "bien.core.models.llama:Llama",
     "qwen3_moe": "bien.core.models.qwen3_moe:Qwen3Moe",
     "glm4_moe": "bien.core.models.glm4_moe:Glm4Moe",
+    "gpt_oss": "bien.core.models.gpt_oss:GptOss",
     **dict.fromkeys(
         ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa"), "bien.core.models.deepseek:Deepseek"
     ),
@@ -88,11 +89,14 @@ def model_class(name: str) -> ModelClass:
 
 
 def load_model(architecture: Architecture, folder: Path, parts: ModelParts) -> CausalModel:
-    """Load strictly: ModelError names every missing, unknown or misshapen tensor."""
+    """Load strictly: ModelError names every missing, unknown or misshapen tensor. Layers for further tokens
+    may be there, but only whole (`load_predicting` loads them)."""
     from bien.core.models.loading import Checkpoint
 
     make = model_class(architecture.name)
-    with Checkpoint.open(folder, parts.dtype, parts.device) as checkpoint:
+    with Checkpoint.open(folder, parts.dtype, parts.device, architecture.config) as checkpoint:
         tied = architecture.config.get("tie_word_embeddings")
-        checkpoint.check(expected(architecture.weights), frozenset({"lm_head.weight"} if tied else ()))
+        further = predicting(architecture.weights, checkpoint)
+        tensors = expected(architecture.weights) | further
+        checkpoint.check(tensors, frozenset({"lm_head.weight"} if tied else ()))
         return make(architecture, checkpoint, parts)
