@@ -212,6 +212,8 @@ def describe(
         group_kinds=tuple(group.kind.value for group in groups),
         group_windows=tuple(group.window for group in groups),
         snapshot_tokens=tuple(group.snapshot.every_tokens for group in groups),
+        group_blocks=tuple(pool_blocks(group, spec) for group in groups),
+        tiers=("device",) if spec.kv_store is None else ("device", spec.kv_store.use),
     )
 
 

@@ -38,6 +38,8 @@ class WorkerInfo(msgspec.Struct, array_like=True, frozen=True):
     group_kinds: tuple[str, ...] = ("full",)  # GroupKind values, in group order
     group_windows: tuple[int, ...] = (0,)
     snapshot_tokens: tuple[int, ...] = (0,)
+    group_blocks: tuple[int, ...] = ()  # capacity of each group's pool
+    tiers: tuple[str, ...] = ("device",)  # where its blocks may lie, the fastest first
 
 
 class WorkerStats(msgspec.Struct, array_like=True, gc=False):

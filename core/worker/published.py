@@ -130,9 +130,9 @@ def lease_fields(info: WorkerInfo, host: str, port: int, seq: int) -> dict[str, 
         "endpoint": f"{host}:{port}",
         "roles": info.role,
         "dp_ranks": str(info.dp_ranks),
-        "capacity_tokens": str(info.capacity_tokens),
         "groups": ",".join(info.group_kinds),
-        "tiers": "device",
+        "capacity": ",".join(map(str, info.group_blocks)),  # blocks of each group
+        "tiers": ",".join(info.tiers),
         "seq": str(seq),
         "info": msgspec.json.encode(msgspec.structs.asdict(info)).decode(),
     }

@@ -24,6 +24,7 @@ from bien.core.worker.published import (
     write_snapshot,
 )
 from bien.core.worker.redis_link import ask, explained, masked, redis_client, redis_trouble
+from bien.core.worker.threads import in_thread
 
 MAX_KEPT = 8 << 20  # bytes of hashes that wait for Redis
 MAX_ENTRY = 1 << 20  # bytes of hashes in one entry
@@ -244,7 +245,7 @@ class Publisher:
         taken = self._taken
         assert taken is not None
         snapshot, at = taken
-        data = write_snapshot(snapshot, at)
+        data = await in_thread(write_snapshot, snapshot, at)  # frames must not wait for it
         if len(data) > self._to.snapshot_bytes:
             self._warn(f"its snapshot of {len(data)} bytes is larger than {self._to.snapshot_bytes}")
             data = b""
