@@ -48,18 +48,35 @@ def gated(prefix: str, hidden: int, inner: int, role: Role = "dense", *, bias: b
     ]
 
 
-def experts(prefix: str, width: int, inner: int, count: int, used: int) -> list[Weight]:
-    """`count` gated experts, of which a token uses `used`. `prefix`: "model.layers.0.mlp.experts."."""
-    shapes = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+def experts(
+    prefix: str,
+    width: int,
+    inner: int,
+    count: int,
+    used: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> list[Weight]:
+    """`count` gated experts, of which a token uses `used`. `prefix`: "model.layers.0.mlp.experts."; `names`:
+    of gate, up and down projections."""
+    shapes = dict(zip(names, ((inner, width), (inner, width), (width, inner)), strict=True))
     return [Weight(f"{prefix}{{}}.{n}.weight", s, "routed", count, used) for n, s in shapes.items()]
 
 
-def sigmoid_mixture(prefix: str, hidden: int, inner: int, count: int, used: int, shared: int) -> list[Weight]:
+def sigmoid_mixture(
+    prefix: str,
+    hidden: int,
+    inner: int,
+    count: int,
+    used: int,
+    shared: int,
+    routed: list[Weight] | None = None,
+) -> list[Weight]:
     """DeepSeek-V3's mixture: a router with a balancing bias, `count` experts, `shared` more that every token
-    uses as one layer of their width. `prefix`: "model.layers.0.mlp."."""
+    uses as one layer of their width. `prefix`: "model.layers.0.mlp."; `routed`: in place of the usual
+    experts."""
     weights = linear(f"{prefix}gate", count, hidden, "router")
     weights.append(Weight(f"{prefix}gate.e_score_correction_bias", (count,), "router", product=False))
-    weights += experts(f"{prefix}experts.", hidden, inner, count, used)
+    weights += routed or experts(f"{prefix}experts.", hidden, inner, count, used)
     if shared:
         weights += gated(f"{prefix}shared_experts.", hidden, inner * shared, "shared")
     return weights
@@ -82,8 +99,8 @@ def latent(
     value: int,
     bias: bool = False,
 ) -> list[Weight]:
-    """Multi-head latent attention. `prefix`: "model.layers.0.self_attn."; `q_rank` None: queries straight from
-    the hidden state; `rank` + `rope`: width of a cached entry."""
+    """Multi-head latent attention. `prefix`: "model.layers.0.self_attn."; `q_rank` None: queries straight
+    from the hidden state; `rank` + `rope`: width of a cached entry."""
     if q_rank is None:
         queries = linear(f"{prefix}q_proj", heads * (nope + rope), hidden, "attention")
     else:

@@ -55,10 +55,10 @@ class DeltaAttention:
         # Small, and too delicate for a quantizer.
         self.low, self.decay, self.rate = weight("f_a_proj"), weight("f_b_proj"), weight("b_proj")
         # A checkpoint may pad one entry per head with zeros, or spell it [1, 1, heads, 1].
-        speed = source.take(f"{prefix}A_log", dtype=self.wide).flatten()[: self.heads]
+        speed = source.take(f"{prefix}A_log", wide=True).flatten()[: self.heads]
         self.speed = speed.exp()[:, None]
-        self.bias = source.take(f"{prefix}dt_bias", dtype=self.wide)
-        self.norm = source.take(f"{prefix}o_norm.weight", dtype=self.wide)
+        self.bias = source.take(f"{prefix}dt_bias", wide=True)
+        self.norm = source.take(f"{prefix}o_norm.weight", wide=True)
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         """Normed hidden [N, H] -> [N, H]. Continues from, and stores, the rows' states."""

@@ -40,9 +40,12 @@ class Checkpoint:
         device: torch.device,
         config: Mapping[str, Any] | None = None,
     ) -> Checkpoint:
-        """`config`: of the model; says how quantized tensors lie. ModelError when a file is missing, cut
-        short, or no safetensors file, or a quantized tensor is incomplete."""
+        """`config`: of the model; says how quantized tensors lie, and in `weights_prefix` what stands before
+        the model's names where other models' tensors (of images) lie beside them; those are left alone.
+        ModelError when a file is missing, cut short, or no safetensors file, or a quantized tensor is
+        incomplete."""
         files, parts = ExitStack(), {}
+        prefix = (config or {}).get("weights_prefix", "")
         try:
             for path in shards(folder):
                 try:
@@ -50,7 +53,8 @@ class Checkpoint:
                         shard = files.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:
                     raise ModelError(f"{path} is damaged or not a safetensors file: {error}") from error
-                parts.update({name: shard.get_slice(name) for name in shard.keys()})  # noqa: SIM118
+                own = [name for name in shard.keys() if name.startswith(prefix)]  # noqa: SIM118
+                parts.update({name.removeprefix(prefix): shard.get_slice(name) for name in own})
             tensors = find_stored(parts, config or {}, f"model folder {folder}")
         except BaseException:
             files.close()

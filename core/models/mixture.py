@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bien.core.models.feed_forward import Activation, FeedForward
+from bien.core.models.feed_forward import NAMES, Activation, FeedForward
 
 if TYPE_CHECKING:
     from bien.core.models.loading import Checkpoint
@@ -29,15 +29,16 @@ class Router(Protocol):
 class SoftmaxRouter:
     """The K largest of a softmax over all experts; with `renormalize` their weights sum to one."""
 
-    def __init__(self, weight: Tensor, count: int, *, renormalize: bool) -> None:
-        """weight: [experts, H]."""
-        self._weight, self._count, self._renormalize = weight, count, renormalize
+    def __init__(self, weight: Tensor, count: int, *, renormalize: bool, bias: Tensor | None = None) -> None:
+        """weight: [experts, H]; bias: [experts]."""
+        self._weight, self._bias, self._count, self._renormalize = weight, bias, count, renormalize
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shares = torch.softmax(F.linear(x, self._weight), -1, dtype=_wide(x))
-        weights, chosen = shares.topk(self._count, -1)
-        if self._renormalize:
-            weights = weights / weights.sum(-1, keepdim=True)
+        scores = F.linear(x, self._weight, self._bias)
+        if self._renormalize:  # a softmax of the chosen ones is just that
+            best, chosen = scores.topk(self._count, -1)
+            return chosen, torch.softmax(best, -1, dtype=_wide(x)).to(x.dtype)
+        weights, chosen = torch.softmax(scores, -1, dtype=_wide(x)).topk(self._count, -1)
         return chosen, weights.to(x.dtype)
 
 
@@ -123,18 +124,58 @@ class Mixture:
 
 
 def load_experts(
-    prefix: str, count: int, source: Checkpoint, parts: ModelParts, activation: Activation | None = None
+    prefix: str,
+    count: int,
+    source: Checkpoint,
+    parts: ModelParts,
+    activation: Activation | None = None,
+    names: tuple[str, str, str] = NAMES,
+    bias: bool = False,
 ) -> Experts:
-    """`prefix`: "model.layers.0.mlp.experts."; expert i's projections are at "<prefix>i."."""
-    return Experts([FeedForward(f"{prefix}{i}.", source, parts, activation=activation) for i in range(count)])
+    """`prefix`: "model.layers.0.mlp.experts."; expert i's projections are `names` behind "<prefix>i."."""
+    return Experts(
+        [
+            FeedForward(f"{prefix}{i}.", source, parts, bias=bias, activation=activation, names=names)
+            for i in range(count)
+        ]
+    )
+
+
+class LatentExperts(Experts):
+    """Experts in a narrower space: x is brought into it once, and the sum of the outputs back, behind a norm
+    if there is one (Kimi K3)."""
+
+    def __init__(
+        self, prefix: str, within: Experts, source: Checkpoint, parts: ModelParts, eps: float
+    ) -> None:
+        """`prefix`: "model.layers.0.block_sparse_moe."; `within`: experts of the narrower width."""
+        make, (down, up) = parts.quantizer.linear, (f"{prefix}routed_expert_{n}_proj" for n in ("down", "up"))
+        self._within, self._eps, self._rms_norm = within, eps, parts.kernels.rms_norm
+        self._down = make(down, source.take(f"{down}.weight"), None)
+        self._up = make(up, source.take(f"{up}.weight"), None)
+        norm = f"{prefix}routed_expert_norm.weight"
+        self._norm = source.take(norm) if norm in source else None
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = self._within(self._down(x), chosen, weights)
+        if self._norm is not None:
+            out = self._rms_norm(out, self._norm, self._eps)
+        return self._up(out)
 
 
 def load_sigmoid_mixture(
-    prefix: str, fields: Mapping[str, Any], source: Checkpoint, parts: ModelParts
+    prefix: str,
+    fields: Mapping[str, Any],
+    source: Checkpoint,
+    parts: ModelParts,
+    *,
+    activation: Activation | None = None,
+    experts: Experts | None = None,
 ) -> Mixture:
-    """What `sigmoid_mixture` declares; `fields` as DeepSeek-V3's config.json names them."""
+    """What `sigmoid_mixture` declares; `fields` as DeepSeek-V3's config.json names them. `experts`: in place
+    of the usual ones."""
     router = SigmoidRouter(
-        source.take(f"{prefix}gate.weight"),
+        source.take(f"{prefix}gate.weight", wide=True),
         source.take(f"{prefix}gate.e_score_correction_bias", wide=True),
         fields["num_experts_per_tok"],
         groups=fields["n_group"],
@@ -142,8 +183,11 @@ def load_sigmoid_mixture(
         renormalize=fields["norm_topk_prob"],
         scale=fields["routed_scaling_factor"],
     )
-    experts = load_experts(f"{prefix}experts.", fields["n_routed_experts"], source, parts)
-    shared = FeedForward(f"{prefix}shared_experts.", source, parts) if fields["n_shared_experts"] else None
+    if experts is None:
+        experts = load_experts(f"{prefix}experts.", fields["n_routed_experts"], source, parts, activation)
+    shared = None
+    if fields["n_shared_experts"]:
+        shared = FeedForward(f"{prefix}shared_experts.", source, parts, activation=activation)
     return Mixture(router, experts, parts, shared)
 
 

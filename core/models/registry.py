@@ -35,6 +35,7 @@ MODELS = {
     **dict.fromkeys(
         ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa"), "bien.core.models.deepseek:Deepseek"
     ),
+    **dict.fromkeys(("kimi_linear", "kimi_k3"), "bien.core.models.kimi_linear:KimiLinear"),
     "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
 }
 
