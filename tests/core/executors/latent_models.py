@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.numpy import save_file
+
+from bien.core.architectures.registry import read_architecture
+from bien.core.architectures.weights import expected
 
 YARN = {
     "rope_type": "yarn",
@@ -65,6 +71,20 @@ def save(folder: Path, kind: str, **changes: Any) -> Path:
         elif "kv_a_proj" in name or "q_a_proj" in name:
             tensor.data.mul_(0.03)  # so small that the norm behind them shows its epsilon
     made.save_pretrained(folder)
+    return folder
+
+
+def draw(folder: Path, kind: str, **changes: Any) -> Path:
+    """A random model of `model_type` as a folder, without transformers."""
+    config = {"model_type": kind, "hidden_act": "silu", **SHAPE, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(2)
+    tensors = {}
+    for name, shape in expected(read_architecture(folder, 8, "float32").weights).items():
+        spread = 0.2 if "norm" in name else 0.3 if "bias" in name else 1.3 / shape[-1] ** 0.5
+        tensors[name] = (rng.normal(size=shape) * spread + ("norm" in name)).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
