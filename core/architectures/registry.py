@@ -13,10 +13,12 @@ import msgspec
 from bien.core.architectures.base import Architecture, ArchitectureReader
 from bien.core.architectures.builtin import config as known_config
 from bien.core.architectures.builtin import known
-from bien.core.architectures.glm4_moe import Glm4MoeReader
-from bien.core.architectures.fields import ITEM_BYTES
-from bien.core.architectures.llama import LlamaReader
 from bien.core.architectures.deepseek import DeepseekReader
+from bien.core.architectures.fields import ITEM_BYTES
+from bien.core.architectures.glm4_moe import Glm4MoeReader
+from bien.core.architectures.gpt_oss import GptOssReader
+from bien.core.architectures.kimi_linear import KimiLinearReader
+from bien.core.architectures.llama import LlamaReader
 from bien.core.architectures.qwen3 import Qwen3MoeReader, Qwen3Reader
 from bien.core.errors import ModelError, UserError, nearest
 
@@ -35,6 +37,8 @@ register(Qwen3Reader())
 register(Qwen3MoeReader())
 register(DeepseekReader())
 register(Glm4MoeReader())
+register(KimiLinearReader())
+register(GptOssReader())
 
 
 def reader_for(model_type: str, model: str) -> ArchitectureReader:
@@ -81,7 +85,7 @@ def read_architecture(
     return msgspec.structs.replace(
         architecture,
         max_context=max_context or own,
-        eos_token_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id")), model),
+        eos_token_ids=_ids(generation.get("eos_token_id", architecture.config.get("eos_token_id")), model),
     )
 
 

@@ -22,10 +22,12 @@ class Kernels(Protocol):
         """flat[rows.mapping[i]] = kv[i]: flat [(blocks+1) * block_tokens, width], kv [N, width]."""
         ...
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Softmax attention of every token over the positions <= its own (and > its own - window) of its
         sequence: query [N, heads, d], rows.pool.layers[layer] [blocks+1, block_tokens, 2 * kv_heads * d] ->
-        [N, heads * d]."""
+        [N, heads * d]. `sinks` [heads]: of each head a score that takes its share and has no value."""
         ...
 
     def latent_attention(

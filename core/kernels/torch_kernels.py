@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,6 +13,7 @@ from bien.core.executors.rows import GroupRows
 from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, attend_runs, plan_attention
 from bien.core.kernels.latent import choose, latent_attention
 from bien.core.kernels.quantized import Int4Linear, Int8Linear
+from bien.core.kernels.sinks import attend_with_sinks
 from bien.core.quantization.quantizer import LinearMethod
 
 _COMPLEX = (torch.float32, torch.float64)
@@ -31,10 +34,12 @@ class TorchKernels:
         else:
             flat.index_copy_(0, target, kv.to(flat.dtype))
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         tokens, heads, d = query.shape
         out = query.new_empty(tokens, heads * d)
-        self.attend_rows(query, rows, layer, scale, out)
+        self.attend_rows(query, rows, layer, scale, out, sinks=sinks)
         return out
 
     def attend_rows(
@@ -45,6 +50,7 @@ class TorchKernels:
         scale: float,
         out: Tensor,
         members: list[int] | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """`paged_attention` into `out` [N, heads * d], of the sequences `members` only if they are given (the
         same ones for every layer of a step)."""
@@ -59,14 +65,15 @@ class TorchKernels:
         grouped = query.view(tokens, kv_heads, heads // kv_heads, d)
         out = out.view(tokens, kv_heads, heads // kv_heads, d)
         for segment in segments:
-            where, key, value, run = segment.entries, keys, values, attend
+            where, key, value = segment.entries, keys, values
+            run = attend if sinks is None else partial(attend_with_sinks, sinks=sinks)
             if isinstance(where, Gathered):
                 torch.index_select(rows.pool.layers[layer], 0, where.blocks, out=where.into)
                 key, value = where.key, where.value
             elif len(where) == 1:
                 ((first, length),) = where
                 key, value = keys.narrow(2, first, length), values.narrow(2, first, length)
-            else:
+            elif sinks is None:
                 run = attend_runs
             if segment.query is None:  # the whole step
                 run(grouped, key, value, segment, scale, out)

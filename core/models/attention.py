@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Attention:
     """Grouped-query attention with rotary embedding of a head's first `rotary_dim` features (config field of
-    the architecture; absent: all); optionally an RMSNorm per head (Qwen3)."""
+    the architecture; absent: all); optionally an RMSNorm per head (Qwen3), or sinks (gpt-oss)."""
 
     def __init__(
         self, prefix: str, layer: int, a: Architecture, source: Checkpoint, parts: ModelParts
@@ -51,6 +51,7 @@ class Attention:
         self.out = make(
             prefix + "o_proj", load("o_proj.weight"), own_bias(load("o_proj.bias")) if out_bias else None
         )
+        self.sinks = load("sinks") if a.config.get("sinks") else None
         self.norm: Tensor | None = None
         if a.config.get("qk_norm"):
             q, k = self._laid_out(load("q_norm.weight")), self._laid_out(load("k_norm.weight"))
@@ -62,7 +63,8 @@ class Attention:
         """Normed hidden [N, H] -> [N, H]. Writes the tokens' keys and values, then attends."""
         qkv, query = self.project(x, rows)
         rows.write(self.layer, qkv[:, self.heads * self.head_dim :])
-        return self.collect(self.out(rows.attend(self.layer, query, self.scale)), "attention_out")
+        mixed = rows.attend(self.layer, query, self.scale, self.sinks)
+        return self.collect(self.out(mixed), "attention_out")
 
     def fill(self, x: Tensor, rows: Rows) -> None:
         """Write the tokens' keys and values, and nothing else (drafters that share this layer)."""

@@ -68,6 +68,19 @@ class SiTU:
         return (bounded * self._linear * torch.tanh(up / self._linear)).to(gate_up.dtype)
 
 
+class ClampedSwiGLU:
+    """gate sigmoid(alpha gate) * (up + 1), of a gate up to `limit` and an up between -limit and limit
+    (gpt-oss)."""
+
+    def __init__(self, alpha: float, limit: float) -> None:
+        self._alpha, self._limit = alpha, limit
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        gate, up = gate.clamp(max=self._limit), up.clamp(-self._limit, self._limit)
+        return torch.sigmoid(gate * self._alpha).mul_(gate).mul_(up.add_(1))
+
+
 def own_bias(bias: Tensor) -> Tensor | None:
     """What a rank adds behind a product that is summed over ranks: one of them has the bias."""
     return bias if len(bias) else None

@@ -87,6 +87,21 @@ class KernelsSuite(LatentLaws, ProductLaws):
         for span in [*LONG, (1023, 1), (1024, 1), (767, 2)]:
             self._attend(kernels, PagedBatch([span], d=64, block=16), f"row {span} alone")
 
+    def test_attention_with_sinks(self) -> None:
+        """Over every layout and window, of a step that other layers attend in without."""
+        kernels = self.build()
+        for dtype, window, order in self.each((0, 3, 40), ("random", "halves")):
+            for spans in (MIXED, LONG, LONG[:1], [(64, 20)], [(0, 33)], [(700, 3)]):
+                batch = PagedBatch(spans, window=window, order=order, block=16, dtype=dtype)
+                sinks = 3 * normal(dtype, batch.heads)
+                before, rows = sinks.clone(), batch.rows()
+                found = kernels.paged_attention(batch.query, rows, 1, 0.3, sinks)
+                assert found.dtype == batch.query.dtype
+                self.near(found, batch.exact(1, 0.3, sinks), f"sinks, {spans}, window {window}", dtype)
+                assert torch.equal(sinks, before), "the sinks have changed"
+                found = kernels.paged_attention(batch.query, rows, 0, 0.3)
+                self.near(found, batch.exact(0, 0.3), "a layer without sinks", dtype)
+
     def test_attention_of_queries_inside_a_wider_tensor(self) -> None:
         kernels = self.build()
         for dtype, d in self.each((24, 64)):

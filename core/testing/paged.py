@@ -101,7 +101,7 @@ class PagedBatch:
         """The tokens of sequence i of something flat."""
         return out[int(self.offsets[i]) : int(self.offsets[i + 1])]
 
-    def exact(self, layer: int, scale: float) -> Tensor:
+    def exact(self, layer: int, scale: float, sinks: Tensor | None = None) -> Tensor:
         """[N, heads * d] float64, by the formula."""
         out = []
         for i, (start, count) in enumerate(self.spans):
@@ -112,7 +112,12 @@ class PagedBatch:
             hidden = at > position
             if self.window:
                 hidden |= at <= position - self.window
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+            scores.masked_fill_(hidden, float("-inf"))
+            if sinks is None:
+                weights = scores.softmax(-1)
+            else:
+                own = sinks.double()[:, None, None].expand(-1, count, 1)
+                weights = torch.cat([scores, own], -1).softmax(-1)[..., :-1]
             out.append(torch.einsum("hcl,lhd->chd", weights, value).reshape(count, -1))
         return torch.cat(out)
 

@@ -39,11 +39,14 @@ class NativeKernels(TorchKernels):
         run = self._library.quick if tokens < FEW else self._library.free
         run.write_kv(flat.data_ptr(), kv.data_ptr(), kv.stride(0), entries.ctypes.data, tokens, width)
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         tokens, heads, d = query.shape
         pool = rows.pool.layers[layer]
-        if not (_takes(query) and _takes(pool)) or d not in HEAD_WIDTHS or query.stride()[1:] != (d, 1):
-            return super().paged_attention(query, rows, layer, scale)
+        dense = d in HEAD_WIDTHS and query.stride()[1:] == (d, 1)
+        if sinks is not None or not (_takes(query) and _takes(pool) and dense):
+            return super().paged_attention(query, rows, layer, scale, sinks)
         kv_heads = pool.shape[-1] // (2 * d)
         plan: AttentionPlan | None = rows.plans.get("native")
         if plan is None:

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import Rows
 from bien.core.kernels import attention
+from bien.core.kernels import sinks as with_sinks
 from bien.core.kernels.attention import Gathered, Scratch, plan_attention
 from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.plan import i32
+from bien.core.testing.paged import PagedBatch
 
 CPU = torch.device("cpu")
 KV_HEADS, SHARE, D = 2, 3, 4
@@ -143,3 +145,14 @@ def test_garbage_in_other_blocks_is_not_read() -> None:
     again = Batch([(10, 1), (3, 1), (17, 2)])
     again.pool.data.copy_(batch.pool.data)
     assert np.allclose(again.found(), before, rtol=1e-12) and math.isfinite(float(before.sum()))
+
+
+@pytest.mark.parametrize("window", [0, 9])
+def test_long_chunks_with_sinks_are_taken_in_parts(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_sinks, "SCORES", 3 * 6 * 60)
+    for spans in ([(0, 60)], [(7, 50), (3, 2), (60, 1), (9, 2)]):
+        for order in ("ascending", "random"):
+            batch = PagedBatch(spans, window=window, order=order, dtype="float64")
+            sinks = torch.linspace(-2, 3, batch.heads, dtype=torch.float64)
+            found = TorchKernels().paged_attention(batch.query, batch.rows(), 1, 0.4, sinks)
+            assert torch.allclose(found, batch.exact(1, 0.4, sinks), rtol=0, atol=1e-12)

@@ -56,6 +56,30 @@ def glm4_moe(folder: Path, **changes: Any) -> Path:
     return _save(folder, Glm4MoeForCausalLM, Glm4MoeConfig, **{**shape, **changes})
 
 
+def gpt_oss(folder: Path, **changes: Any) -> Path:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "beta_fast": 16.0,
+        "beta_slow": 1.5,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    }
+    shape = {
+        "head_dim": 12,
+        "rope_parameters": yarn,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 20,
+        "swiglu_alpha": 1.3,
+        "swiglu_limit": 1.1,
+    }
+    return _save(folder, GptOssForCausalLM, GptOssConfig, **{**shape, **changes})
+
+
 def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
     torch.manual_seed(0)
     shape = {
@@ -74,6 +98,8 @@ def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
             torch.nn.init.normal_(tensor, 1.0, 0.1)
         elif "bias" in name:
             torch.nn.init.normal_(tensor, 0.0, 0.3)
+        elif "sinks" in name:
+            torch.nn.init.normal_(tensor, 2.0, 2.0)
     for name, tensor in made.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(tensor, 0.0, 0.3)
@@ -118,6 +144,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         topk_group=1,
     ),
     **LATENT,
+    "gpt-oss": gpt_oss,
     "toy-llama": lambda f: write_toy(f),
     "toy-qwen3": lambda f: write_toy(f, "qwen3"),
 }

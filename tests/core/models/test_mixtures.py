@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bien.core.architectures.base import Architecture
 from bien.core.architectures.registry import read_architecture
+from bien.core.architectures.weights import expected
 from bien.core.errors import ModelError
+from bien.core.models.gpt_oss import SingleExperts
 
 GLM_4_7: dict[str, Any] = {
     "model_type": "glm4_moe",
@@ -78,3 +81,97 @@ def test_glm_says_what_decides(field: str, tmp_path: Path) -> None:
 def test_glm_refuses(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=match):
         read(tmp_path, GLM_4_7, **changes)
+
+
+GPT_OSS_120B: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "sliding_window": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "swiglu_limit": 7.0,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+
+def test_gpt_oss_120b(tmp_path: Path) -> None:
+    a = read(tmp_path, GPT_OSS_120B)
+    assert round(a.parameters / 1e9, 1) == 116.8
+    assert round(a.active_parameters / 1e9, 1) == 5.7
+    full, window = a.groups
+    assert (full.bytes_per_token, full.layers) == (36_864, tuple(range(1, 36, 2)))
+    assert (window.bytes_per_token, window.window, window.layers) == (36_864, 128, tuple(range(0, 36, 2)))
+    assert a.config["swiglu_alpha"] == 1.702 and a.config["rope"]["truncate"] is False
+    shapes = expected(a.weights)
+    assert shapes["model.layers.35.mlp.experts.gate_up_proj"] == (128, 2880, 5760)
+    assert shapes["model.layers.35.mlp.experts.down_proj_bias"] == (128, 2880)
+    assert shapes["model.layers.0.self_attn.sinks"] == (64,)
+
+
+@pytest.mark.parametrize("field", [
+    "layer_types", "sliding_window", "attention_bias", "num_local_experts", "num_experts_per_tok",
+    "swiglu_limit", "head_dim", "intermediate_size",
+])  # fmt: skip
+def test_gpt_oss_says_what_decides(field: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"lacks '{field}'"):
+        read(tmp_path, GPT_OSS_120B, **{field: None})
+
+
+def test_stacked_experts_are_taken_one_by_one() -> None:
+    """Whatever slices a rank asks for, they are those of the single expert."""
+    prefix, generator = "mlp.experts.", torch.Generator().manual_seed(1)
+    shapes = {
+        "gate_up_proj": (3, 6, 8),
+        "gate_up_proj_bias": (3, 8),
+        "down_proj": (3, 4, 6),
+        "down_proj_bias": (3, 6),
+    }
+    tensors = {prefix + n: torch.randn(s, generator=generator) for n, s in shapes.items()}
+    source = SingleExperts(prefix, Tensors(tensors))  # type: ignore[arg-type]
+    for e in range(3):
+        both = tensors[prefix + "gate_up_proj"][e]
+        for j, name in enumerate(("gate_proj", "up_proj")):
+            assert source.shape(f"{prefix}{e}.{name}.weight") == (4, 6)
+            assert source.shape(f"{prefix}{e}.{name}.bias") == (4,)
+            found = source.take(f"{prefix}{e}.{name}.weight", (slice(1, 3), slice(0, 6)))
+            assert torch.equal(found, both[:, j::2].t()[1:3])
+            bias = source.take(f"{prefix}{e}.{name}.bias", (slice(2, 4),))
+            assert torch.equal(bias, tensors[prefix + "gate_up_proj_bias"][e, j::2][2:4])
+        assert source.shape(f"{prefix}{e}.down_proj.weight") == (6, 4)
+        found = source.take(f"{prefix}{e}.down_proj.weight", (slice(0, 6), slice(2, 4)))
+        assert torch.equal(found, tensors[prefix + "down_proj"][e].t()[:, 2:4])
+        bias = source.take(f"{prefix}{e}.down_proj.bias", (slice(0, 0),))
+        assert bias.shape == (0,)
+
+
+class Tensors:
+    """A checkpoint of given tensors."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def take(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        return self._tensors[name][slices]

@@ -31,7 +31,9 @@ class WritesTheWiderRow(TorchKernels):
 class Straight(TorchKernels):
     """The formula, token by token, with hooks for faults."""
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         d = query.shape[-1]
         flat = rows.pool.flat[layer]
         kv_heads = flat.shape[1] // (2 * d)
@@ -102,6 +104,36 @@ class InterleavesHeads(Straight):
         return head % kv_heads
 
 
+class IgnoresSinks(TorchKernels):
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        return super().paged_attention(query, rows, layer, scale)
+
+
+class SinksInAnotherOrder(TorchKernels):
+    """As if the heads of a KV head lay apart."""
+
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        kv_heads = rows.pool.layers[layer].shape[-1] // (2 * query.shape[-1])
+        other = None if sinks is None else sinks.view(-1, kv_heads).t().flatten()
+        return super().paged_attention(query, rows, layer, scale, other)
+
+
+class KeepsTheSinks(TorchKernels):
+    """In layers that have none, too."""
+
+    kept: Tensor | None = None
+
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        self.kept = self.kept if sinks is None else sinks
+        return super().paged_attention(query, rows, layer, scale, self.kept)
+
+
 class KeepsTheScale(Straight):
     """The first layer's, for all of a step."""
 
@@ -120,19 +152,25 @@ class RoundsInCompany(Straight):
 class SixteenWideHeads(TorchKernels):
     """Computes heads in whole vectors."""
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         query = query.clone()
         query[..., query.shape[-1] // 16 * 16 :] = 0
         return super().paged_attention(query, rows, layer, scale)
 
 
 class ScalesQueriesInPlace(TorchKernels):
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         return super().paged_attention(query.mul_(scale), rows, layer, 1.0)
 
 
 class ReadsQueriesAsDense(TorchKernels):
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         _, heads, d = query.shape
         dense = query.as_strided(query.shape, (heads * d, d, 1), query.storage_offset())
         return super().paged_attention(dense, rows, layer, scale)
@@ -141,7 +179,9 @@ class ReadsQueriesAsDense(TorchKernels):
 class KeepsTheTable(TorchKernels):
     """The first step's blocks, for ever."""
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         self.table = getattr(self, "table", rows.table)
         rows.table = self.table[: len(rows.table)] % len(rows.pool.layers[layer])
         return super().paged_attention(query, rows, layer, scale)
@@ -284,5 +324,7 @@ class ClosesEverybody(TorchKernels):
     def close(self) -> None:
         ClosesEverybody.closed = True
 
-    def paged_attention(self, query: Tensor, rows: GroupRows, layer: int, scale: float) -> Tensor:
+    def paged_attention(
+        self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         return super().paged_attention(query, rows, layer, scale if not ClosesEverybody.closed else 0.0)
