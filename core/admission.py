@@ -56,6 +56,7 @@ class Admission:
         self._eos = eos
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
         self._ordered = any(g.kind in (GroupKind.WINDOW, GroupKind.STATE) for g in groups)
+        self._windows = [i for i, g in enumerate(groups) if g.paged and g.window]
         self._free = list(range(slots - 1, -1, -1))
         self._running = 0
         self._new: list[NewSequence] = []
@@ -83,7 +84,7 @@ class Admission:
         return True
 
     def chunk(self, s: Sequence, tokens: int) -> int:
-        return self._snapshots.limit(s, tokens)
+        return self._snapshots.limit(s, self._fitting(s, tokens))
 
     def reserve(self, s: Sequence, tokens: int) -> bool:
         need = s.planned + tokens
@@ -126,6 +127,11 @@ class Admission:
                     f"{total * self._block} (raise kv_tokens in the deployment, or shorten the request)",
                     field="max_tokens",
                 )
+
+    def room(self, s: Sequence) -> int:
+        """Positions beyond `planned` for which windows have blocks even while nothing more leaves them."""
+        ends = ((s.kv.first[g] + sum(self._cache.usage(g))) * self._block for g in self._windows if s.kv)
+        return max(0, min(ends, default=1 << 62) - s.planned)
 
     def poll(self) -> None:
         """Look after transfers; a failed load falls back to recompute."""
@@ -212,6 +218,15 @@ class Admission:
     def take_dirty(self) -> list[Sequence]:
         out, self._dirty = list(self._dirty), {}
         return out
+
+    def _fitting(self, s: Sequence, tokens: int) -> int:
+        """Of `tokens`, as many as windows have blocks for now. Without a single one: as many as they have
+        when nobody else runs, for which others may have to go; 0 when its own steps in flight must end."""
+        if s.kv is None or not self._windows or s.planned + tokens <= s.reserved:
+            return tokens
+        free = min(self._cache.available(g) for g in self._windows)
+        now = s.kv.capacity + free * self._block - s.planned
+        return min(tokens, now if now > 0 else self.room(s))
 
     # -- parts of admit
 

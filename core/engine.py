@@ -339,6 +339,10 @@ class Engine:
     def preempted(self) -> None:
         self._stats.preemptions += 1
 
+    def room(self, s: Sequence) -> int:
+        """Positions that it may compute next, as far as windows allow."""
+        return self._admission.room(s)
+
     def chain(self, s: Sequence, blocks: int) -> bytes:
         """Hashes of the first `blocks` full blocks of its confirmed content."""
         have, size = len(s.hashes) // HASH_BYTES, self.limits.block_tokens

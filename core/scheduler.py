@@ -25,7 +25,8 @@ class SchedulerView(Protocol):
         ...
 
     def chunk(self, sequence: Sequence, tokens: int) -> int:
-        """The largest legal chunk <= `tokens` (state snapshots may need chunks to end at a boundary)."""
+        """The largest legal chunk <= `tokens` of a RUNNING sequence (state snapshots may need chunks to end
+        at a boundary, windows hold so many). 0: none before its steps in flight have ended."""
         ...
 
     def reserve(self, sequence: Sequence, tokens: int) -> bool:

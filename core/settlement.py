@@ -23,6 +23,7 @@ class Owner(Protocol):
 
     def chain(self, s: Sequence, blocks: int) -> bytes: ...
     def end(self, s: Sequence, finish: str) -> None: ...
+    def room(self, s: Sequence) -> int: ...
 
 
 class Settlement:
@@ -136,7 +137,7 @@ class Settlement:
         report.outputs.append(out)
 
     def _draft(self, s: Sequence, proposed: int) -> None:
-        limit = s.remaining - 1
+        limit = min(s.remaining, self._owner.room(s)) - 1
         if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
             return
         if self._speculator is not None and s.content.ids_known:

@@ -20,7 +20,8 @@ from bien.core.sequence import Sequence, Status
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What the machine of a scenario has. `boundary`: chunks may not run over multiples of it (0: may)."""
+    """What the machine of a scenario has. `boundary`: chunks may not run over multiples of it (0: may).
+    `narrow`: a sequence's steps in flight must end before it gets more, as where windows fill a pool."""
 
     slots: int = 4
     blocks: int = 64
@@ -29,6 +30,7 @@ class Room(msgspec.Struct, frozen=True):
     boundary: int = 0
     load_polls: int = 0  # > 0: some admitted sequences are LOADING for so many steps
     drafts: int = 0  # most drafts that a sequence has ready after a step
+    narrow: bool = False
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class FakeEngine:
 
     def chunk(self, sequence: Sequence, tokens: int) -> int:
         self._known(sequence, "asked a chunk for")
+        if self.room.narrow and sequence.planned > sequence.computed:
+            return 0
         end, step = sequence.planned + tokens, self.room.boundary
         if step:
             end = min(end, (sequence.planned // step + 1) * step)

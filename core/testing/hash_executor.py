@@ -36,6 +36,7 @@ def oracle(prompt: list[int], count: int, groups: tuple[KVGroup, ...], seed: int
     """The first `count` tokens after `prompt`, computed without blocks."""
     window = next((g.window for g in groups if g.kind is GroupKind.WINDOW), 0)
     has_state = any(g.kind is GroupKind.STATE for g in groups)
+    has_full = _first_full(groups) is not None
     tokens = list(prompt)
     state: State = (0, 0)
     for t in tokens:
@@ -43,9 +44,14 @@ def oracle(prompt: list[int], count: int, groups: tuple[KVGroup, ...], seed: int
     for _ in range(count):
         flat = np.asarray(tokens, dtype=np.int32)
         tail = flat[-window:] if window else flat[:0]
-        tokens.append(_next(flat, tail, state[1] if has_state else 0, seed))
+        tokens.append(_next(flat if has_full else flat[:0], tail, state[1] if has_state else 0, seed))
         state = _absorb(state, tokens[-1])
     return tokens[len(prompt) :]
+
+
+def _first_full(groups: tuple[KVGroup, ...]) -> int | None:
+    # A group that keeps every position.
+    return next((i for i, g in enumerate(groups) if g.paged and g.kind is not GroupKind.WINDOW), None)
 
 
 class HashExecutor:
@@ -61,6 +67,7 @@ class HashExecutor:
         self._draft = draft
         self._size = groups[0].block_tokens
         self._window = next((g.window for g in groups if g.kind is GroupKind.WINDOW), 0)
+        self._full = _first_full(groups)
 
     def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
         columns = -(-max_context // self._size) + 2
@@ -183,15 +190,16 @@ class HashExecutor:
         return slot, start, row, guess, targets, states
 
     def _predict(self, slot: int, at: int, states: dict[int, list[State]], offset: int) -> int:
-        full = self._read(0, slot, 0, at + 1)
-        window = full[:0]
+        none = np.zeros(0, np.int32)
+        full = none if self._full is None else self._read(self._full, slot, 0, at + 1)
+        window = none
         state = 0
         for g, group in enumerate(self.groups):
             if group.kind is GroupKind.WINDOW:
                 window = self._read(g, slot, max(0, at + 1 - self._window), at + 1)
             elif group.kind is GroupKind.STATE:
                 state = states[g][offset + 1][1]
-            elif g > 0:  # every other group must hold the same content
+            elif g != self._full:  # every other group must hold the same content
                 assert (self._read(g, slot, 0, at + 1) == full).all(), f"group {group.name} differs"
         new = self._new[slot]
         return _next(full, window, state, new.seed if new.sampling.temperature > 0 else 0)

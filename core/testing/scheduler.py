@@ -1,8 +1,8 @@
 """Conformance suite of schedulers. Subclass it in your tests and give `build`:
 
-    class TestMine(SchedulerSuite):
-        def build(self):
-            return MyScheduler(MyConfig())
+class TestMine(SchedulerSuite):
+    def build(self):
+        return MyScheduler(MyConfig())
 """
 
 from __future__ import annotations
@@ -145,6 +145,9 @@ class SchedulerSuite:
 
     def test_two_steps_in_flight(self) -> None:
         self._rounds(6, Room(depth=2))
+
+    def test_a_chunk_of_nothing_waits(self) -> None:
+        self._rounds(9, Room(depth=2, narrow=True))
 
     def test_stationary_means_that_plans_repeat(self) -> None:
         self._rounds(7, Room(depth=1, blocks=1000))

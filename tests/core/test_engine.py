@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bien.core.clock import WallClock
@@ -63,6 +63,15 @@ class Guesser:
 def guess(context: list[int], groups: Any, chance: float, rng: random.Random, limit: int = 3) -> list[int]:
     right = oracle(context, limit, groups)
     return [t if rng.random() < chance else (t + 1) % 50 for t in right][: rng.randrange(limit + 1)]
+
+
+def drafting(kind: str, groups: Any) -> dict[str, Any]:
+    """Of a `Harness`."""
+    if kind == "host":
+        return {"speculator": Guesser(groups, 0.7)}
+    rng = random.Random(3)
+    draft = {"draft": lambda context: guess(context, groups, 0.7, rng), "device_drafts": 3}
+    return draft if kind == "device" else {}
 
 
 class SlowStore:
@@ -277,21 +286,46 @@ def test_what_can_never_run_is_refused() -> None:
     h.run()
 
 
-@pytest.mark.parametrize("kinds", [*KINDS, "state"])
+@pytest.mark.parametrize("drafts", ["none", "host", "device"])
+@pytest.mark.parametrize("kinds", [*KINDS, "state", "window", "window+state"])
 @settings(max_examples=25)
-@given(blocks=st.integers(1, 12), prompt=st.integers(1, 60), output=st.integers(1, 12))
-def test_what_is_not_refused_runs_alone(kinds: str, blocks: int, prompt: int, output: int) -> None:
-    """A request is refused when it comes, with the numbers, or it ends."""
-    h = Harness(fcfs(), groups=toy_groups(kinds), blocks=blocks)
+@example(blocks=5, prompt=20, output=12, size=2, depth=2)  # a window leaves no room for all drafts
+@given(
+    blocks=st.integers(1, 12),
+    prompt=st.integers(1, 60),
+    output=st.integers(1, 12),
+    size=st.sampled_from([2, 4]),
+    depth=st.integers(1, 3),
+)
+def test_what_is_not_refused_runs_alone(
+    kinds: str, drafts: str, blocks: int, prompt: int, output: int, size: int, depth: int
+) -> None:
+    """A request is refused when it comes, with the numbers, or it ends, without being preempted."""
+    groups = toy_groups(kinds, block_tokens=size)
+    h = Harness(fcfs(), groups=groups, blocks=blocks, depth=depth, **drafting(drafts, groups))
     try:
         h.submit("a", prompt_of(prompt), output)
     except ContextLengthError as error:
         assert str(error).startswith(f"the request needs KV for {prompt + output} tokens; pool ")
-        assert f"holds {blocks * 4} " in str(error)
-        assert -(-(prompt + output) // 4) > blocks
+        assert f"holds {blocks * size} " in str(error)
+        assert -(-(prompt + output) // size) > blocks
         return
     h.run()
-    assert len(h.tokens["a"]) == output
+    h.expect("a", prompt_of(prompt))
+    assert len(h.tokens["a"]) == output and h.engine.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("kinds", ["window", "full+window"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_windows_alone_share_a_small_pool(kinds: str, depth: int) -> None:
+    """Prompts are cut to what windows have blocks for, and others are in their way for a while only."""
+    h = Harness(fcfs(budget=64), groups=toy_groups(kinds), blocks=16 if kinds != "window" else 5, depth=depth)
+    prompts = [prompt_of(n, n) for n in (50, 3, 17, 40)]
+    for i, prompt in enumerate(prompts):
+        h.submit(f"r{i}", prompt, 9)
+    h.run(limit=1000)
+    for i, prompt in enumerate(prompts):
+        h.expect(f"r{i}", prompt)
 
 
 def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> None:

@@ -79,7 +79,7 @@ class Plain:
             return None
         new = view.chunk(s, min(s.pending, left))
         drafts = min(s.drafts, left - new) if new == s.pending else 0
-        return PlanItem(s, new + drafts, drafts)
+        return PlanItem(s, new + drafts, drafts) if new else None
 
     def reserve(self, view: SchedulerView, s: Sequence, item: PlanItem) -> bool:
         return view.reserve(s, item.tokens)
@@ -103,6 +103,11 @@ class Plain:
     def note(self, elapsed: float, tokens: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class TakesATokenAtLeast(Plain):
+    def item(self, view: SchedulerView, s: Sequence, left: int) -> PlanItem | None:
+        return super().item(view, s, left) or (PlanItem(s, 1) if s.pending else None)
 
 
 class StarvesTheFirst(Plain):
@@ -284,6 +289,7 @@ def test_a_correct_scheduler_passes(budget: int):
         (PlansRemoved, "it was removed"),
         (DraftsBehindAChunk, "drafts"),
         (IgnoresTheChunk, "view.chunk allows"),
+        (TakesATokenAtLeast, "view.chunk allows 0"),
         (LiesAboutStationary, "said `stationary`"),
         (TurnsTheOrder, "said `stationary`"),
         (WritesToSequences, "only the engine may"),
@@ -307,6 +313,7 @@ rooms = st.builds(
     boundary=st.sampled_from([0, 1, 3, 4]),
     load_polls=st.sampled_from([0, 2]),
     drafts=st.sampled_from([0, 3]),
+    narrow=st.booleans(),
 )
 
 
