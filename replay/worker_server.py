@@ -12,7 +12,7 @@ import msgspec
 from bien.core.clock import WallClock
 from bien.core.compose import compose
 from bien.core.deployment import Deployment
-from bien.core.errors import DeploymentError
+from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
 from bien.core.worker.launch import WorkerProcess, launch
 from bien.core.worker.redis_link import masked
@@ -25,10 +25,16 @@ from bien.replay.redis_option import EMBEDDED
 from bien.replay.serving import SIGNALS, keep_signals
 from bien.replay.stack import open_index, resolve
 
+EVERYWHERE = ("", "0.0.0.0", "::", "*")  # addresses to listen at, and none to connect to
+
 
 def run_workers(deployment: Deployment, host: str) -> int:
     """0 after SIGINT or SIGTERM. `host`: the address where they listen, which is what gateways are told.
     Raises BienError when they cannot start; nothing is left running."""
+    if host in EVERYWHERE:
+        raise UserError(
+            f"--host is {host!r}; valid: one address of this machine, where gateways can reach it"
+        )
     with keep_signals() as runner:
         return runner.run(_serve(deployment, host))
 

@@ -247,6 +247,29 @@ async def test_serving_goes_on_while_redis_is_away(model: Path, server: RedisPro
         await stack.stop()
 
 
+async def test_a_killed_worker_comes_back_with_a_lease_and_nothing_of_its_former_life(
+    model: Path, server: RedisProcess
+) -> None:
+    stack = await StackProcess.start(deployment(model, server.url))
+    try:
+        async with aiohttp.ClientSession() as http:
+            url, former = stack.up.url, stack.up.workers[0]
+            for n in (1, 2):
+                await turn(http, url, prompt(0, n))
+            os.kill(former.pid, signal.SIGKILL)
+            assert (await turn(http, url, prompt(0, 3)))["prompt_tokens_details"]["cached_tokens"] == 0
+            assert (await turn(http, url, prompt(0, 4)))["prompt_tokens_details"]["cached_tokens"] == 144
+            await becomes(http, url, "ok")
+            cached = await metric(http, url, "bien_cached_tokens")
+            assert cached == await metric(http, url, "bien_router_predicted_cached_tokens") == 48 + 144
+            with server.client as client:
+                (lease,) = client.keys("bien:{*}:worker:main-0")
+                assert client.hget(lease, "generation").decode() != former.generation
+                assert client.hget(lease, "tiers") == b"device" and int(client.hget(lease, "capacity")) > 0
+    finally:
+        await stack.stop()
+
+
 def toml(path: Path, model: Path, secret: str = "shared") -> Path:
     path.write_text(
         f"""
@@ -321,6 +344,7 @@ def test_options_that_cannot_be_say_why(model: Path, tmp_path: Path) -> None:
     file = str(toml(tmp_path / "d.toml", model))
     for words, why in (
         (("worker", file), "the index is 'memory'"),
+        (("worker", file, "--host", "0.0.0.0"), "one address of this machine"),
         (("worker", file, "--redis", "embedded"), "belongs to one stack"),
         (("serve", file, "--redis", "redis://u:hidden@h:x"), r"--redis: 'redis://\*\*\*@h:x' is no URL"),
         (("serve", file, "--redis", "redis://u:hidden@127.0.0.1:1"), r"\*\*\*@127.0.0.1:1: .*connect"),
