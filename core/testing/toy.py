@@ -1,4 +1,4 @@
-"""Tiny random models as folders: Llama and Qwen3 shapes with a byte-level tokenizer. No torch."""
+"""Tiny random models as folders: Llama and Qwen3 shapes, models with experts; byte-level tokenizer. No torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,54 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from bien.core.architectures.registry import reader_for
+from bien.core.architectures.weights import expected
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2; then the 256 bytes
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# What kinds with experts have beside the fields of all.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "glm4_moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.7,
+    },
+    "gpt_oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 12,
+        "attention_bias": True,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 1.1,
+    },
+}
 
 
 def toy_config(kind: str = "llama", **changes: Any) -> dict[str, Any]:
-    """config.json of a tiny "llama" or "qwen3"; `changes` replace fields."""
+    """config.json of a tiny "llama" or "qwen3", or of a kind in `MIXTURES`; `changes` replace fields."""
     config = {
         "model_type": kind,
         "architectures": ["LlamaForCausalLM" if kind == "llama" else "Qwen3ForCausalLM"],
@@ -38,7 +77,7 @@ def toy_config(kind: str = "llama", **changes: Any) -> dict[str, Any]:
         "eos_token_id": 2,
         "bos_token_id": 1,
     }
-    return {**config, **changes}
+    return {**config, **MIXTURES.get(kind, {}), **changes}
 
 
 def write_toy(folder: Path, kind: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
@@ -77,6 +116,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    kind = config["model_type"]
+    if kind in MIXTURES:
+        architecture = reader_for(kind, "toy").read(config, model="toy", block_tokens=1, dtype="float32")
+        yield from expected(architecture.weights).items()
+        return
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     heads, kv_heads = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -108,10 +152,13 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
     if name.endswith("norm.weight"):
         values = 1 + 0.1 * rng.normal(size=shape)
-    elif name.endswith(".bias"):
+    elif name.endswith("bias"):
         values = 0.3 * rng.normal(size=shape)
+    elif name.endswith("sinks"):
+        values = 2 + 2 * rng.normal(size=shape)
     elif "embed" in name:
         values = rng.normal(size=shape)
     else:
-        values = 1.3 * rng.normal(size=shape) / np.sqrt(shape[-1])
+        inputs = shape[-1] if len(shape) == 2 else shape[-2]  # of stacked experts the rows
+        values = 1.3 * rng.normal(size=shape) / np.sqrt(inputs)
     return values.astype(np.float32)

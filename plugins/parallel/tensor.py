@@ -3,7 +3,8 @@
 Shoeybi et al., "Megatron-LM" (2019). Query, key and value projections are cut by attention heads, gate and
 up projections by features, so that the products behind them (`o_proj`, `down_proj`) can be cut by input and
 summed over ranks: two sums per layer. Embedding and output head, tied or not, are cut by vocabulary. Shares
-need not be equal: 3 KV heads on 2 ranks are 1 and 2. With more ranks than KV heads, several hold the same
+need not be equal: 3 KV heads on 2 ranks are 1 and 2. Every rank has its part of every expert; routers are
+whole, so that all choose alike. With more ranks than KV heads, several hold the same
 one and split its query heads.
 """
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 # Whose layers load what `shard` says and sum what they compute from it. A layer that is whole on every rank
 # must not be summed, so none is guessed.
-CUT = ("llama", "qwen3", "tiny_hybrid")
+CUT = ("llama", "qwen3", "qwen3_moe", "glm4_moe", "gpt_oss", "tiny_hybrid")
 # Features stay together in runs as long as there are enough of: groups of weights with one scale fit.
 UNITS = (128, 64, 32, 16, 8, 4, 2)
 
@@ -69,6 +70,9 @@ class TensorParallel:
     def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
         cuts = [slice(0, n) for n in shape]
         layer, _, kind = name.rpartition(".")
+        if kind == "sinks":  # one per query head
+            held = self._query_heads()
+            cuts[0] = slice(held.start, held.stop)
         match layer.rpartition(".")[2]:
             case "q_proj":
                 cuts[0] = self._rows(self._query_heads())

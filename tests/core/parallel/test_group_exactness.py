@@ -42,6 +42,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide heads": ("llama", {"head_dim": 16}),
     "qwen3": ("qwen3", {"attention_bias": True}),
     "hybrid": ("tiny_hybrid", {}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "glm4-moe": ("glm4_moe", {"num_key_value_heads": 1}),
+    "gpt-oss": ("gpt_oss", {"num_key_value_heads": 3}),
 }
 # Of every model all ways on 2 ranks would take a minute; any load of one of them comes below.
 CASES = [
@@ -51,6 +54,10 @@ CASES = [
     ("3 kv heads", 3, ["early exit, preempted, host tier"]),
     ("1 kv head", 3, ["prompt lookup, preempted, host tier"]),
     ("qwen3", 2, ["preempted", "early exit"]),
+    ("qwen3-moe", 2, ["early exit"]),
+    ("glm4-moe", 2, ["small chunks, overlap"]),
+    ("gpt-oss", 2, ["prompt lookup, preempted, host tier"]),
+    ("gpt-oss", 3, ["batched"]),
     ("hybrid", 2, ["small chunks, overlap", "preempted", "host tier", "prompt lookup, preempted, host tier"]),
 ]
 
