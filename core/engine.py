@@ -125,7 +125,7 @@ class Engine:
         sequence = Sequence(
             id=request.id,
             request=request,
-            arrival=self.clock.time(),
+            arrival=self.clock.time() - max(0.0, request.age),
             order=self._order,
             seed=self._rng.getrandbits(64) if seed is None else seed & ((1 << 64) - 1),
             content=content_of(request.prompt, request.forced, request.id),

@@ -153,6 +153,7 @@ class GenerateRequest(msgspec.Struct, array_like=True, gc=False):
     priority: int = 0
     traceparent: str = ""
     predicted_cached_tokens: int = 0  # set by the router, compared with the engine's own count
+    age: float = 0.0  # seconds since it came to the gateway, when it is submitted: clocks of machines differ
 
     @property
     def prompt_tokens(self) -> int:

@@ -30,7 +30,7 @@ class Sequence:
 
     id: str
     request: GenerateRequest
-    arrival: float  # clock seconds at submit
+    arrival: float  # clock seconds at which a gateway first had it, whatever workers it was lost with
     order: int  # submit order, the tie-breaker
     seed: int
     content: Content  # prompt plus confirmed outputs

@@ -304,6 +304,7 @@ class Gateway:
         stream.decision = decision
         request.id = route.id
         request.predicted_cached_tokens = decision.predicted_cached
+        request.age = self.clock.time() - stream.arrival
         self._ledger.placed(stream)
         self._feed.predict(member.id, route.hashes, self._predict_ttl)
         member.client.submit(stream.rid, request)

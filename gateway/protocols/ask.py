@@ -46,7 +46,7 @@ class Ask:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # alternatives per token; None: no log-probabilities
-    priority: int = 0  # smaller is more urgent; the scheduler `priority` heeds it
+    priority: int = 0  # -100 to 100; smaller is more urgent; the scheduler `priority` heeds it
     n: int = 1  # choices, each drawn for itself
     echo: bool = False  # the answer begins with the prompt
     prompt_logprobs: int | None = None  # alternatives per token of the prompt

@@ -24,6 +24,7 @@ MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASED = 1024
 MAX_SESSION_LENGTH = 256
+MAX_PRIORITY = 100  # classes are worth seconds of waiting: who could ask for more would never wait
 MAX_INT = (1 << 31) - 1
 
 
@@ -55,7 +56,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None  # before these no EOS and no stop token is drawn
-    priority: int | None = None
+    priority: int | None = None  # -100 to 100, the smaller the more urgent
     # extensions of bien
     session_id: str | None = None
     return_token_ids: bool | None = None
@@ -139,7 +140,7 @@ def common(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "continuous_usage": bool(options and options.continuous_usage_stats),
         "return_token_ids": bool(fields.return_token_ids),
         "session": fields.session_id or "",
-        "priority": _at_least("priority", fields.priority, -MAX_INT, 0),
+        "priority": _priority(fields.priority),
         "n": _choices(fields),
         "prompt_logprobs": _prompt_logprobs(fields),
     }
@@ -274,6 +275,17 @@ def _at_least(name: str, value: int | None, low: int, default: int) -> int:
         return default
     if not low <= value <= MAX_INT:
         raise UserError(f"{name}={value}; valid: {low} to {MAX_INT}", field=name)
+    return value
+
+
+def _priority(value: int | None) -> int:
+    if value is None:
+        return 0
+    if not -MAX_PRIORITY <= value <= MAX_PRIORITY:
+        raise UserError(
+            f"priority={value}; valid: -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller the more urgent",
+            field="priority",
+        )
     return value
 
 

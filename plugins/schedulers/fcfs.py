@@ -26,7 +26,7 @@ class Fcfs(Chunked):
         super().__init__(config.token_budget, config.max_running)
 
     def rank(self, s: Sequence) -> Rank:
-        return 0.0, s.order
+        return s.arrival, s.order
 
 
 @hookimpl

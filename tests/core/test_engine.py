@@ -17,6 +17,7 @@ from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
 from bien.core.testing.hash_executor import HashExecutor, oracle
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.schedulers.priority import Priority, PriorityConfig
 
 KINDS = ["full", "full+window", "full+state", "full+window+state+draft"]
 
@@ -326,6 +327,17 @@ def test_windows_alone_share_a_small_pool(kinds: str, depth: int) -> None:
     h.run(limit=1000)
     for i, prompt in enumerate(prompts):
         h.expect(f"r{i}", prompt)
+
+
+@pytest.mark.parametrize("make", [lambda: fcfs(), lambda: Priority(PriorityConfig())])
+def test_who_was_lost_elsewhere_keeps_his_age(make: Any) -> None:
+    h = Harness(make(), slots=1)
+    h.submit("runs", prompt_of(5), 9)
+    h.step()
+    h.submit("young", prompt_of(6), 2)
+    h.submit("old", prompt_of(7), 2, age=100.0)
+    h.run()
+    assert list(h.finish) == ["runs", "old", "young"]
 
 
 def test_a_scheduler_that_breaks_its_contract_ends_requests_not_the_engine() -> None:

@@ -100,6 +100,24 @@ def test_who_can_forget_what_he_was_given_is_given_all_again(make_gateway: MakeG
     VirtualClock.run(main())
 
 
+def test_who_is_placed_again_keeps_his_age(make_gateway: MakeGateway) -> None:
+    ages: list[float] = []
+
+    async def main() -> None:
+        fleet = Fleet(make_gateway, 1)
+        task = asyncio.create_task(whole(fleet.gateway, request(1)))
+        for _ in range(2):
+            await CLOCK.sleep(10 * STEP)
+            (member,) = fleet.gateway._members.values()
+            ages.extend(r.age for _, r in member.client.submitted)  # type: ignore[attr-defined]
+            member.client.die()  # type: ignore[attr-defined]
+            await CLOCK.sleep(REBIRTH)
+        await task
+
+    VirtualClock.run(main())
+    assert ages == pytest.approx([0.0, 10 * STEP + REBIRTH])
+
+
 KILLERS = st.tuples(st.integers(1, 3), st.lists(st.integers(0, 15), min_size=1, max_size=1)) | st.tuples(
     st.just(1), st.lists(st.integers(0, 15), min_size=2, max_size=2)
 )

@@ -64,7 +64,9 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
     ({"session_id": "s" * 257}, "session_id", "at most 256"),
     ({"priority": "high"}, "priority", "Expected `int"),
-    ({"priority": -(1 << 31)}, "priority", "valid: -2147483647 to 2147483647"),
+    ({"priority": -101}, "priority", "valid: -100 to 100"),
+    ({"priority": 101}, "priority", "valid: -100 to 100"),
+    ({"priority": -(1 << 70)}, "priority", ""),
     ({"model": "other"}, "model", "'other' is not served here"),
     ({"model": None}, "model", "Expected `str`, got `null`"),
 ]  # fmt: skip

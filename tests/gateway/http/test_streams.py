@@ -195,10 +195,10 @@ async def test_tenant_and_session_of_a_request(http: aiohttp.ClientSession, fake
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_priority_of_a_request(http: aiohttp.ClientSession, fake: Any, path: str) -> None:
     body = CHAT if "chat" in path else TEXT
-    for extra in ({}, {"priority": None}, {"priority": -3}):
+    for extra in ({}, {"priority": None}, {"priority": -100}, {"priority": 100}):
         async with http.post(path, json={**body, **extra}) as response:
             assert response.status == 200
-    assert [r.priority for r in fake.requests] == [0, 0, -3]
+    assert [r.priority for r in fake.requests] == [0, 0, -100, 100]
 
 
 # -- clients that leave
