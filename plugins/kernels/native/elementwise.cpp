@@ -7,7 +7,7 @@ using namespace bien;
 
 namespace {
 
-constexpr int64_t FEW = 16;  // tokens that are not worth waking other threads
+constexpr int64_t WORTH = 1 << 17;  // elements for which it is worth waking other threads
 
 void norm(const float *x, const float *weight, float eps, float *y, int64_t width) {
     __m512 squares = _mm512_setzero_ps();
@@ -30,14 +30,14 @@ EXPORT void bien_set_threads(int64_t count) { threads = static_cast<int>(count);
 
 // y[i] = x[i] / sqrt(mean(x[i]^2) + eps) * weight; x and y [tokens, width].
 EXPORT void bien_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t tokens, int64_t width) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (tokens >= FEW)
+#pragma omp parallel for num_threads(threads) schedule(static) if (tokens * width >= WORTH)
     for (int64_t i = 0; i < tokens; ++i) norm(x + i * width, weight, eps, y + i * width, width);
 }
 
 // sum = x + update, y = norm(sum); all [tokens, width]; sum may be x.
 EXPORT void bien_add_rms_norm(const float *x, const float *update, const float *weight, float eps, float *sum, float *y,
                               int64_t tokens, int64_t width) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (tokens >= FEW)
+#pragma omp parallel for num_threads(threads) schedule(static) if (tokens * width >= WORTH)
     for (int64_t i = 0; i < tokens; ++i) {
         const int64_t at = i * width;
         for (int64_t k = 0; k < width; ++k) sum[at + k] = x[at + k] + update[at + k];
@@ -47,7 +47,7 @@ EXPORT void bien_add_rms_norm(const float *x, const float *update, const float *
 
 // y = silu(gate) * up; gate_up [tokens, 2 * width] = gate then up.
 EXPORT void bien_silu_mul(const float *gate_up, float *y, int64_t tokens, int64_t width) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (tokens >= FEW)
+#pragma omp parallel for num_threads(threads) schedule(static) if (4 * tokens * width >= WORTH)
     for (int64_t i = 0; i < tokens; ++i) {
         const float *gate = gate_up + 2 * i * width, *up = gate + width;
         for (int64_t k = 0; k < width; k += LANES) {
@@ -61,7 +61,7 @@ EXPORT void bien_silu_mul(const float *gate_up, float *y, int64_t tokens, int64_
 
 // Rotate pairs in place: x [tokens, heads, d] with tokens `stride` floats apart, angles [tokens, d/2, 2] = cos, sin.
 EXPORT void bien_rope(float *x, int64_t stride, const float *angles, int64_t tokens, int64_t heads, int64_t d) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (tokens >= FEW)
+#pragma omp parallel for num_threads(threads) schedule(static) if (tokens * heads * d >= WORTH)
     for (int64_t i = 0; i < tokens; ++i) {
         const float *turn = angles + i * d;
         for (int64_t h = 0; h < heads; ++h) {
@@ -80,7 +80,7 @@ EXPORT void bien_rope(float *x, int64_t stride, const float *angles, int64_t tok
 // pool[entries[i]] = kv[i]: pool [.., width], kv [tokens, width] with tokens `stride` floats apart.
 EXPORT void bien_write_kv(float *pool, const float *kv, int64_t stride, const int64_t *entries, int64_t tokens,
                           int64_t width) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (tokens >= 4 * FEW)
+#pragma omp parallel for num_threads(threads) schedule(static) if (tokens * width >= 2 * WORTH)
     for (int64_t i = 0; i < tokens; ++i)
         std::memcpy(pool + entries[i] * width, kv + i * stride, static_cast<std::size_t>(width) * sizeof(float));
 }

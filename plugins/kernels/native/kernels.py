@@ -16,7 +16,7 @@ from bien.plugins.kernels.native.linear import NativeInt4, NativeInt8
 if TYPE_CHECKING:
     from bien.core.api import GroupRows
 
-FEW = 16  # tokens for which the C functions of single tokens run in the calling thread, in microseconds
+FEW = 64  # tokens for which the C functions of single tokens keep the interpreter: tens of microseconds
 HEAD_WIDTHS = (16, 32, 64, 80, 96, 128, 256)
 GROUP = 16  # a group of int4 weights is a multiple of it
 
