@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from bien.core.architectures.weights import Role, Weight, linear, norm
 
 
@@ -127,3 +129,16 @@ def indexer(prefix: str, hidden: int, q_rank: int, heads: int, d: int) -> list[W
         Weight(f"{prefix}k_norm.bias", (d,), "norm", product=False),
         *linear(f"{prefix}weights_proj", heads, hidden, "indexer"),
     ]
+
+
+def predicting_layer(prefix: str, vocab: int, hidden: int, layer: list[Weight]) -> list[Weight]:
+    """A layer for further tokens and what surrounds it; embedding and head are the model's, copied by some.
+    `prefix`: "model.layers.92.", `layer`: the tensors of a layer as the model's own have them."""
+    table = (vocab, hidden)
+    around = [
+        *(norm(f"{prefix}{n}", hidden) for n in ("enorm", "hnorm", "shared_head.norm")),
+        *linear(f"{prefix}eh_proj", hidden, 2 * hidden, "mtp"),
+        Weight(f"{prefix}embed_tokens.weight", table, "mtp", product=False, spare=True),
+        Weight(f"{prefix}shared_head.head.weight", table, "mtp", spare=True),
+    ]
+    return [msgspec.structs.replace(w, role="mtp") for w in (*around, *layer)]

@@ -9,9 +9,17 @@ from typing import Any
 import msgspec
 
 from bien.core.architectures.base import Architecture, AttentionCost
-from bien.core.architectures.blocks import embeddings, gated, indexer, latent, layer_norms, sigmoid_mixture
-from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters, yarn_scale
-from bien.core.architectures.weights import Weight, linear, norm, total
+from bien.core.architectures.blocks import (
+    embeddings,
+    gated,
+    indexer,
+    latent,
+    layer_norms,
+    predicting_layer,
+    sigmoid_mixture,
+)
+from bien.core.architectures.fields import ITEM_BYTES, Fields, nested_text, rope_parameters, yarn_scale
+from bien.core.architectures.weights import Weight, total
 from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup
 
@@ -21,12 +29,16 @@ NORM_EPS = 1e-6  # of the norms inside attention, whatever `rms_norm_eps` says o
 
 
 class DeepseekReader:
-    """`DeepseekV3ForCausalLM`, `DeepseekV32ForCausalLM`, `GlmMoeDsaForCausalLM` as transformers writes them,
-    and as their makers do."""
+    """`DeepseekV3ForCausalLM`, `DeepseekV32ForCausalLM` and `GlmMoeDsaForCausalLM` as transformers and their
+    makers write them, Kimi K2, and the text model of `KimiK25ForConditionalGeneration`."""
 
-    model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+    model_types: tuple[str, ...] = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25")
 
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
+        name = config["model_type"]
+        if name == "kimi_k25":
+            tied = {n: config[n] for n in ("tie_word_embeddings",) if n in config}
+            config = nested_text(config, model, "kimi_k2", "deepseek_v3") | tied
         fields = Fields(config, model)
         fields.need("rms_norm_eps", float)
         fields.need("tie_word_embeddings", bool)
@@ -39,7 +51,8 @@ class DeepseekReader:
         fields.only("scoring_func", "sigmoid")
         fields.only("topk_method", "noaux_tc")
         inner, mixture = fields.size("intermediate_size"), fields.sigmoid_mixture()
-        further = config.get("num_nextn_predict_layers") or 0
+        given = config.get("num_nextn_predict_layers") is not None
+        further = fields.count("num_nextn_predict_layers") if given else 0
         types = _kinds(fields, layers, further, sparse=kind in SPARSE)
         sizes = _sizes(fields, sparse=kind in SPARSE)
         config = {
@@ -58,11 +71,11 @@ class DeepseekReader:
                 layer += gated(f"model.layers.{i}.mlp.", hidden, inner)
             else:
                 layer += sigmoid_mixture(f"model.layers.{i}.mlp.", hidden, *mixture)
-            weights += layer if i < layers else _predicting(i, vocab, hidden, layer)
+            weights += layer if i < layers else predicting_layer(f"model.layers.{i}.", vocab, hidden, layer)
         full = tuple(i for i in range(layers) if types["indexer_types"][i] == "full")
         groups, cost = _cache(config, layers, full, heads, sizes, block_tokens, dtype)
         return Architecture(
-            name=kind,
+            name=name,
             model=model,
             layers=layers,
             hidden_size=hidden,
@@ -82,7 +95,7 @@ class DeepseekReader:
 def drafting_groups(a: Architecture) -> tuple[KVGroup, ...]:
     """The groups of a drafter that runs the layers for further tokens: entries as in the model's own groups,
     for the layers behind its last one. Their names: "mtp-" and the name of the model's group."""
-    further = range(a.layers, len(a.config["mlp_layer_types"]))
+    further = range(a.layers, a.layers + (a.config.get("num_nextn_predict_layers") or 0))
     return tuple(
         msgspec.structs.replace(
             g,
@@ -108,6 +121,15 @@ def _sizes(fields: Fields, *, sparse: bool) -> dict[str, Any]:
         size = sizes[short] = fields.size(name)
         if size % 2:
             raise ModelError(f"model {fields.model!r}: {name} = {size} is odd; rotary embedding needs pairs")
+    if sparse:
+        fields.size("index_n_heads")
+        fields.size("index_topk")
+        narrow, rotated = fields.size("index_head_dim"), fields.size("qk_rope_head_dim")
+        if narrow < rotated:
+            raise ModelError(
+                f"model {fields.model!r}: index_head_dim = {narrow} is less than the qk_rope_head_dim = "
+                f"{rotated} features that are rotated"
+            )
     return sizes
 
 
@@ -172,18 +194,6 @@ def _layer(config: Mapping[str, Any], i: int, hidden: int, heads: int, sizes: di
         own = f"{prefix}self_attn.indexer."
         weights += indexer(own, hidden, sizes["q_rank"], config["index_n_heads"], config["index_head_dim"])
     return weights + layer_norms(prefix, hidden)
-
-
-def _predicting(i: int, vocab: int, hidden: int, layer: list[Weight]) -> list[Weight]:
-    # What surrounds a layer for further tokens; embedding and head are the model's, copied by some.
-    prefix, table = f"model.layers.{i}.", (vocab, hidden)
-    around = [
-        *(norm(f"{prefix}{n}", hidden) for n in ("enorm", "hnorm", "shared_head.norm")),
-        *linear(f"{prefix}eh_proj", hidden, 2 * hidden, "mtp"),
-        Weight(f"{prefix}embed_tokens.weight", table, "mtp", product=False, spare=True),
-        Weight(f"{prefix}shared_head.head.weight", table, "mtp", spare=True),
-    ]
-    return [msgspec.structs.replace(w, role="mtp") for w in (*around, *layer)]
 
 
 def _cache(

@@ -62,11 +62,16 @@ class Fields:
         inner, count = self.size("moe_intermediate_size"), self.either("n_routed_experts", "num_experts")
         used = self.size("num_experts_per_tok", count)
         groups = self.size("n_group", count)
-        self.size("topk_group", groups)
+        within = count // groups * self.size("topk_group", groups)
         if count % groups or (groups > 1 and count // groups < 2):
             raise ModelError(
                 f"model {self.model!r}: n_group = {groups} does not part n_routed_experts = {count} into "
                 "groups of two or more"
+            )
+        if used > within:
+            raise ModelError(
+                f"model {self.model!r}: num_experts_per_tok = {used}, but the topk_group groups that are "
+                f"kept have {within} experts"
             )
         self.need("norm_topk_prob", bool)
         self.need("routed_scaling_factor", float)
@@ -91,6 +96,18 @@ class Fields:
         if dim % 2:
             raise ModelError(f"model {self.model!r}: head_dim = {dim} is odd; rotary embedding needs pairs")
         return heads, kv_heads, dim
+
+
+def nested_text(config: Mapping[str, Any], model: str, *model_types: str) -> dict[str, Any]:
+    """`text_config` of a model that sees, with what the whole says of quantization and the end where the text
+    model does not; its tensors' names begin with "language_model.". ModelError for another `model_type`."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ModelError(f"model {model!r}: config.json lacks 'text_config', which decides the architecture")
+    Fields(text, model).need("model_type", str)
+    Fields(text, model).only("model_type", *model_types)
+    outer = {n: config[n] for n in ("quantization_config", "eos_token_id") if n in config}
+    return {**outer, **text, "weights_prefix": "language_model."}
 
 
 def rope_parameters(config: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import msgspec
 from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.blocks import embeddings, experts, gated, latent, layer_norms, sigmoid_mixture
 from bien.core.architectures.delta import DeltaShape, full_layers
-from bien.core.architectures.fields import ITEM_BYTES, Fields
+from bien.core.architectures.fields import ITEM_BYTES, Fields, nested_text
 from bien.core.architectures.weights import Weight, linear, norm, total
-from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup
 
 EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up, down
@@ -46,7 +45,7 @@ class KimiLinearReader:
 
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
         name = config["model_type"]
-        text = _text(config, model) if name == "kimi_k3" else dict(config)
+        text = nested_text(config, model, "kimi_linear") if name == "kimi_k3" else dict(config)
         fields = Fields(text, model)
         fields.need("hidden_act", str)
         fields.only("hidden_act", *(["situ"] if name == "kimi_k3" else ["silu", "situ"]))
@@ -113,17 +112,6 @@ class KimiLinearReader:
                 delta.cost(len(linear_layers)),
             ),
         )
-
-
-def _text(config: Mapping[str, Any], model: str) -> dict[str, Any]:
-    # The text model's own fields; what the whole says of quantization and the end counts where it does not.
-    text = config.get("text_config")
-    if not isinstance(text, Mapping):
-        raise ModelError(f"model {model!r}: config.json lacks 'text_config', which decides the architecture")
-    Fields(text, model).need("model_type", str)
-    Fields(text, model).only("model_type", "kimi_linear")
-    outer = {n: config[n] for n in ("quantization_config", "eos_token_id") if n in config}
-    return {**outer, **text, "weights_prefix": "language_model."}
 
 
 def _supported(fields: Fields, heads: int) -> None:

@@ -65,7 +65,7 @@ def load_predicting(
     are none, or not all of their tensors."""
     from bien.core.models.loading import Checkpoint
 
-    with Checkpoint.open(folder, parts.dtype, parts.device) as checkpoint:
+    with Checkpoint.open(folder, parts.dtype, parts.device, a.config) as checkpoint:
         needed = predicting(a.weights, checkpoint)
         if not needed:
             raise ModelError(f"model folder {folder} has no layers that predict further tokens")

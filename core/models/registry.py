@@ -33,7 +33,8 @@ MODELS = {
     "glm4_moe": "bien.core.models.glm4_moe:Glm4Moe",
     "gpt_oss": "bien.core.models.gpt_oss:GptOss",
     **dict.fromkeys(
-        ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa"), "bien.core.models.deepseek:Deepseek"
+        ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"),
+        "bien.core.models.deepseek:Deepseek",
     ),
     **dict.fromkeys(("kimi_linear", "kimi_k3"), "bien.core.models.kimi_linear:KimiLinear"),
     "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
