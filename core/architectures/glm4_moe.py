@@ -23,6 +23,7 @@ class Glm4MoeReader:
         fields.need("attention_bias", bool)
         qk_norm = fields.need("use_qk_norm", bool)
         hidden, width = fields.size("hidden_size"), fields.size("intermediate_size")
+        further = fields.count("num_nextn_predict_layers")
         dense = fields.count("first_k_dense_replace")
         inner, count, used, shared = fields.sigmoid_mixture()
 
@@ -40,5 +41,6 @@ class Glm4MoeReader:
             qk_norm=qk_norm,
             out_bias=False,
             rotary_dim=rotary_dim(config, model, fields.size("head_dim")),
+            further=further,
             feed_forwards=feed_forwards,
         )

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bien.core.architectures.base import Architecture, AttentionCost
-from bien.core.architectures.blocks import embeddings, gated, grouped_query, layer_norms
+from bien.core.architectures.blocks import (
+    embeddings,
+    gated,
+    grouped_query,
+    layer_norms,
+    predicting_layer,
+)
 from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters
 from bien.core.architectures.weights import Weight, total
 from bien.core.kv.groups import GroupKind, KVGroup
@@ -42,11 +48,12 @@ def decoder(
     out_bias: bool | None = None,
     rotary_dim: int = 0,
     sinks: bool = False,
+    further: int = 0,
     feed_forwards: FeedForwards | None = None,
 ) -> Architecture:
     """The architecture of a decoder with grouped-query attention; full and sliding-window layers form one KV
     group each. The keywords say what the module `Attention` is to do, and what follows it (by default the
-    gated layer "mlp." of `intermediate_size`)."""
+    gated layer "mlp." of `intermediate_size`). `further` layers behind the last predict further tokens."""
     fields = Fields(config, model)
     fields.only("hidden_act", "silu")
     fields.need("rms_norm_eps", float)
@@ -81,15 +88,16 @@ def decoder(
             return gated(f"{prefix}mlp.", hidden, inner, bias=mlp_bias)
 
     weights = embeddings(vocab, hidden, tied=config["tie_word_embeddings"])
-    for i in range(layers):
+    for i in range(layers + further):
         prefix = f"model.layers.{i}."
         own = f"{prefix}self_attn."
-        weights += grouped_query(
+        layer = grouped_query(
             own, hidden, heads, kv_heads, head_dim, bias=bias, out_bias=out_bias, qk_norm=qk_norm
         )
         if sinks:
-            weights.append(Weight(f"{own}sinks", (heads,), "attention", product=False))
-        weights += feed_forwards(i, prefix) + layer_norms(prefix, hidden)
+            layer.append(Weight(f"{own}sinks", (heads,), "attention", product=False))
+        layer += feed_forwards(i, prefix) + layer_norms(prefix, hidden)
+        weights += layer if i < layers else predicting_layer(prefix, vocab, hidden, layer)
     return Architecture(
         name=name,
         model=model,

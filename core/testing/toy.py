@@ -1,4 +1,4 @@
-"""Tiny random models as folders: Llama and Qwen3 shapes, models with experts; byte-level tokenizer. No torch."""
+"""Tiny random models as folders: Llama and Qwen3 shapes, models with experts; byte tokenizer. No torch."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.7,
+        "num_nextn_predict_layers": 1,
     },
     "gpt_oss": {
         "architectures": ["GptOssForCausalLM"],

@@ -91,6 +91,7 @@ def _save(folder: Path, model: Any, config: Any, **changes: Any) -> Path:
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
+        "rms_norm_eps": 3e-3,
     }
     made = model(config(**{**shape, **changes}))
     for name, tensor in made.named_parameters():

@@ -57,12 +57,15 @@ def test_glm_4_7(tmp_path: Path) -> None:
     assert round(a.active_parameters / 1e9, 1) == 33.6
     assert [g.bytes_per_token for g in a.groups] == [376_832]
     assert a.config["rotary_dim"] == 64
+    further = {w.name.removeprefix("model.layers.92.") for w in a.weights if w.role == "mtp"}
+    assert {"eh_proj.weight", "enorm.weight", "shared_head.norm.weight", "mlp.gate.weight"} < further
+    assert {"self_attn.q_norm.weight", "mlp.experts.{}.up_proj.weight"} < further
 
 
 @pytest.mark.parametrize("field", [
     "partial_rotary_factor", "use_qk_norm", "attention_bias", "first_k_dense_replace", "n_routed_experts",
     "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob",
-    "routed_scaling_factor", "moe_intermediate_size", "head_dim",
+    "routed_scaling_factor", "moe_intermediate_size", "head_dim", "num_nextn_predict_layers",
 ])  # fmt: skip
 def test_glm_says_what_decides(field: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"lacks '{field}'"):

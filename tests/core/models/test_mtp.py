@@ -30,6 +30,15 @@ LAYERS, BLOCK = 2, 8
 EXTRA = ("enorm", "hnorm", "shared_head.norm", "eh_proj")
 KINDS = {
     "deepseek-v3": ("DeepseekV3", {}),
+    "glm-4.7": (
+        "Glm4Moe",
+        {
+            "head_dim": 12,
+            "num_key_value_heads": 2,
+            "use_qk_norm": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.34},
+        },
+    ),
     "glm-5": ("GlmMoeDsa", {"indexer_types": ["full", "shared", "full"], **INDEXER}),
 }
 
