@@ -167,6 +167,28 @@ def test_a_processor_without_vnni(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert caught.value.field == "kernels" and not cache.exists()
 
 
+def test_auto_goes_on_without(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    from bien.core.api import TorchKernels
+    from bien.core.providers import Context, NoParameters
+    from bien.plugins.kernels.native import kernels, make_best
+
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setattr(kernels, "native", lambda: library())
+    assert type(make_best(NoParameters(), Context())) is TorchKernels
+    assert "no compiler" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_auto_takes_the_native_ones_for_what_they_do(dtype: str) -> None:
+    from bien.core.api import TorchKernels
+    from bien.core.providers import Context, NoParameters
+    from bien.plugins.kernels.native import make_best
+
+    native = native_kernels()
+    made = make_best(NoParameters(), Context(dtype=dtype))
+    assert type(made) is (type(native) if dtype == "float32" else TorchKernels)
+
+
 def test_a_library_that_is_damaged(tmp_path: Path) -> None:
     from bien.plugins.kernels.native.library import Library
 
