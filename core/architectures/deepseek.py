@@ -18,8 +18,8 @@ from bien.core.architectures.blocks import (
     predicting_layer,
     sigmoid_mixture,
 )
-from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters, yarn_scale
-from bien.core.architectures.weights import Weight, linear, norm, total
+from bien.core.architectures.fields import ITEM_BYTES, Fields, nested_text, rope_parameters, yarn_scale
+from bien.core.architectures.weights import Weight, total
 from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup
 
@@ -29,12 +29,16 @@ NORM_EPS = 1e-6  # of the norms inside attention, whatever `rms_norm_eps` says o
 
 
 class DeepseekReader:
-    """`DeepseekV3ForCausalLM`, `DeepseekV32ForCausalLM`, `GlmMoeDsaForCausalLM` as transformers writes them,
-    and as their makers do."""
+    """`DeepseekV3ForCausalLM`, `DeepseekV32ForCausalLM` and `GlmMoeDsaForCausalLM` as transformers and their
+    makers write them, Kimi K2, and the text model of `KimiK25ForConditionalGeneration`."""
 
-    model_types: tuple[str, ...] = ("deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+    model_types: tuple[str, ...] = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25")
 
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
+        name = config["model_type"]
+        if name == "kimi_k25":
+            tied = {n: config[n] for n in ("tie_word_embeddings",) if n in config}
+            config = nested_text(config, model, "kimi_k2", "deepseek_v3") | tied
         fields = Fields(config, model)
         fields.need("rms_norm_eps", float)
         fields.need("tie_word_embeddings", bool)
@@ -47,7 +51,8 @@ class DeepseekReader:
         fields.only("scoring_func", "sigmoid")
         fields.only("topk_method", "noaux_tc")
         inner, mixture = fields.size("intermediate_size"), fields.sigmoid_mixture()
-        further = config.get("num_nextn_predict_layers") or 0
+        given = config.get("num_nextn_predict_layers") is not None
+        further = fields.count("num_nextn_predict_layers") if given else 0
         types = _kinds(fields, layers, further, sparse=kind in SPARSE)
         sizes = _sizes(fields, sparse=kind in SPARSE)
         config = {
@@ -70,7 +75,7 @@ class DeepseekReader:
         full = tuple(i for i in range(layers) if types["indexer_types"][i] == "full")
         groups, cost = _cache(config, layers, full, heads, sizes, block_tokens, dtype)
         return Architecture(
-            name=kind,
+            name=name,
             model=model,
             layers=layers,
             hidden_size=hidden,
@@ -116,6 +121,15 @@ def _sizes(fields: Fields, *, sparse: bool) -> dict[str, Any]:
         size = sizes[short] = fields.size(name)
         if size % 2:
             raise ModelError(f"model {fields.model!r}: {name} = {size} is odd; rotary embedding needs pairs")
+    if sparse:
+        fields.size("index_n_heads")
+        fields.size("index_topk")
+        narrow, rotated = fields.size("index_head_dim"), fields.size("qk_rope_head_dim")
+        if narrow < rotated:
+            raise ModelError(
+                f"model {fields.model!r}: index_head_dim = {narrow} is less than the qk_rope_head_dim = "
+                f"{rotated} features that are rotated"
+            )
     return sizes
 
 
