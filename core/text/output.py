@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from bien.core.text.detokenize import Detokenizer
@@ -20,6 +21,9 @@ class OutputText:
         self._stops = bool(stops)
         self._min_tokens = min_tokens
         self.tokens = 0  # used so far
+        self.visible = 0  # of these, whose text has begun to be shown; all of them, unless a stop string cuts
+        self._starts: deque[int] = deque()  # where the text of the others begins, in characters
+        self._made = self._shown = 0  # characters
 
     @property
     def stopped(self) -> bool:
@@ -34,14 +38,18 @@ class OutputText:
         shown = len(ids) - 1 if silent_last and len(ids) else len(ids)
         if not self._stops:
             self.tokens += len(ids)
+            self.visible = self.tokens
             return self._detokenizer.push(ids[:shown]), len(ids)
         out = []
         for i in range(shown):
             self.tokens += 1
+            self._starts.append(self._made)
             text = self._detokenizer.push(ids[i : i + 1])
-            out.append(self._stop.push(text) if self.tokens > self._min_tokens else text)
+            self._made += len(text)
+            out.append(self._show(self._stop.push(text) if self.tokens > self._min_tokens else text))
             if self.stopped:
                 return "".join(out), i + 1
+        self._starts.extend([self._made] * (len(ids) - shown))
         self.tokens += len(ids) - shown
         return "".join(out), len(ids)
 
@@ -52,4 +60,14 @@ class OutputText:
             return text
         if self.tokens > self._min_tokens:
             text = self._stop.push(text)
-        return text + self._stop.flush()
+        text = self._show(text + self._stop.flush())
+        if not self.stopped:
+            self.visible = self.tokens
+        return text
+
+    def _show(self, text: str) -> str:
+        self._shown += len(text)
+        while self._starts and self._starts[0] < self._shown:
+            self._starts.popleft()
+            self.visible += 1
+        return text

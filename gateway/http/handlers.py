@@ -115,7 +115,7 @@ async def _stream(
                 if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
                     usage = choices.usage if ask.continuous_usage else None
                     ids = piece.ids if ask.return_token_ids else None
-                    data += answer.piece(index, piece.text, ids, usage, piece.scores)
+                    data += answer.piece(index, piece.text, ids, usage, piece.scores or None)
                 if progress.finish is not None:
                     break
                 await events.write(data)

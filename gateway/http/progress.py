@@ -16,7 +16,7 @@ from bien.gateway.protocols.scores import Score
 class Piece:
     text: str
     ids: bytes  # uint32-LE, those that count
-    scores: list[Score] | None = None  # of these, where asked for
+    scores: list[Score] | None = None  # where asked for, of those that begin in the text
 
 
 class Progress:
@@ -24,6 +24,8 @@ class Progress:
         """`scoring`: reads log-probabilities, where asked for. `silent`: no token is asked for, so that the
         first output ends it."""
         self._scoring = scoring
+        self._scores: list[Score] = []  # held back like the text, which a stop string may cut
+        self._given = 0  # those that were not
         self._text = text
         self._silent = silent
         self.cached = 0  # tokens of the prompt
@@ -52,7 +54,10 @@ class Progress:
             self.finish = "stop" if self._text.stopped else output.finish
         scores = None
         if self._scoring is not None and output.logprobs is not None:
-            scores = self._scoring.take(ids[:used], output.logprobs)
+            self._scores += self._scoring.take(ids[:used], output.logprobs)
+            more = self._text.visible - self._given
+            scores, self._scores = self._scores[:more], self._scores[more:]
+            self._given += len(scores)
         return Piece(text, output.tokens[: 4 * used], scores)
 
     @property

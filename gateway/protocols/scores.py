@@ -1,6 +1,7 @@
 """Log-probabilities of an answer's tokens, in the two shapes of OpenAI's API, and of a prompt's in vLLM's.
 
-One entry per token that counts, the stop token included. With `top` alternatives asked for, chat lists
+One entry per token that counts, the stop token included, but none for those that a stop string cut off with
+the text. With `top` alternatives asked for, chat lists
 exactly these; completions add the token itself where it is none of them.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,63 @@ async def test_completion_stream(sdk: AsyncOpenAI, fake: Any) -> None:
     assert [o for lp in found if lp for o in lp.text_offset or []][:3] == [0, 2, 4]
 
 
-async def test_tokens_behind_a_stop_string_have_none(sdk: AsyncOpenAI, fake: Any) -> None:
-    fake.script = [output([*fake.text("a"), *fake.text("x"), *fake.text("b"), *fake.text("c")])]
-    for stream in (False, True):
-        made: Any = await sdk.completions.create(
-            model="toy", prompt="hello", logprobs=0, stop="x", stream=stream
-        )
-        answers = [c async for c in made] if stream else [made]
-        assert [t for c in answers if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens] == [
-            "a",
-            "x",
-        ]
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cuts", [[], [1], [2], [1, 2], [1, 2, 3], [3]])
+@pytest.mark.parametrize(
+    ("text", "stop", "kept", "shown"),
+    [
+        ("axbc", ["x"], 1, "a"),
+        ("axbc", ["xb"], 1, "a"),
+        ("axbc", ["ax"], 0, ""),
+        ("axbc", ["xq", "bc"], 2, "ax"),
+        ("axbc", ["cd"], 4, "axbc"),  # held back until the end
+        ("a€b", ["€"], 1, "a"),
+    ],
+)
+async def test_tokens_of_a_stop_string_have_none(
+    sdk: AsyncOpenAI,
+    fake: Any,
+    text: str,
+    stop: list[str],
+    kept: int,
+    shown: str,
+    cuts: list[int],
+    stream: bool,
+) -> None:
+    """They go where the text goes, however the stream is cut."""
+    ids = [i for c in text for i in fake.text(c)]
+    fake.script = [output(ids[a:b]) for a, b in pairwise([0, *cuts, len(ids)])]
+    made: Any = await sdk.completions.create(
+        model="toy", prompt="hello", logprobs=0, stop=stop, stream=stream
+    )
+    answers = [c async for c in made] if stream else [made]
+    assert "".join(c.choices[0].text for c in answers) == shown
+    found = [lp for c in answers if (lp := c.choices[0].logprobs)]
+    assert [t for lp in found for t in lp.token_logprobs] == [-i / 8 for i in ids[:kept]]
+    assert [o for lp in found for o in lp.text_offset] == list(range(kept))
+    made = await sdk.chat.completions.create(
+        model="toy", messages=USER, logprobs=True, stop=stop, stream=stream
+    )
+    answers = [c async for c in made] if stream else [made]
+    entries = [e for c in answers if (lp := c.choices[0].logprobs) for e in lp.content]
+    assert [e.logprob for e in entries] == [-i / 8 for i in ids[:kept]]
+
+
+async def test_a_token_that_a_stop_string_cuts_in_two_is_listed(sdk: AsyncOpenAI, fake: Any) -> None:
+    assert len(fake.text("hello")) < 5
+    fake.script = [output([*fake.text("hello"), *fake.text("x")])]
+    made = await sdk.completions.create(model="toy", prompt="hello", logprobs=0, stop="ello")
+    found = made.choices[0].logprobs
+    assert made.choices[0].text == "h" and found is not None
+    assert found.tokens == [fake.tokenizer.piece(fake.text("hello")[0])[0]] and found.text_offset == [0]
+
+
+async def test_a_stop_token_is_listed_beside_stop_strings(sdk: AsyncOpenAI, fake: Any) -> None:
+    fake.script, fake.finish = [output([*fake.text("a"), *fake.text("x"), 1])], "stop"
+    made = await sdk.completions.create(model="toy", prompt="hello", logprobs=0, stop="xy")
+    assert made.choices[0].text == "ax"
+    assert made.choices[0].logprobs is not None
+    assert made.choices[0].logprobs.tokens == ["a", "x", "<|im_end|>"]
 
 
 @pytest.mark.parametrize("asked", [None, False])
