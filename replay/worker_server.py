@@ -32,9 +32,7 @@ def run_workers(deployment: Deployment, host: str) -> int:
     """0 after SIGINT or SIGTERM. `host`: the address where they listen, which is what gateways are told.
     Raises BienError when they cannot start; nothing is left running."""
     if host in EVERYWHERE:
-        raise UserError(
-            f"--host is {host!r}; valid: one address of this machine, where gateways can reach it"
-        )
+        raise UserError(f"--host is {host!r}; valid: one address of this machine, which gateways can reach")
     with keep_signals() as runner:
         return runner.run(_serve(deployment, host))
 
