@@ -152,7 +152,6 @@ class Indexer:
         self.heads, self.dim, self.count = c["index_n_heads"], c["index_head_dim"], c["index_topk"]
         self.rope = c["qk_rope_head_dim"]
         self.rotary = rotary(c["rope"], self.rope, parts)
-        self.scale = self.heads**-0.5 * self.dim**-0.5
         interleaved = bool(c.get("indexer_rope_interleave"))
 
         def laid_out(weight: Tensor) -> Tensor:
@@ -175,7 +174,8 @@ class Indexer:
         self.fill(x, rows)
         query = F.linear(low, self.wq).view(-1, self.heads, self.dim)
         self.kernels.rope(query[..., : self.rope], self.rotary.angles(rows, x.dtype))
-        weights = F.linear(x.to(self.weights.dtype), self.weights) * self.scale
+        # Published code divides by square roots of sizes, which changes no order.
+        weights = F.linear(x.to(self.weights.dtype), self.weights)
         return rows.choose(self.layer, query, weights, self.count, INDEXER)
 
     def fill(self, x: Tensor, rows: Rows) -> None:

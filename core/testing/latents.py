@@ -59,6 +59,21 @@ class LatentLaws(ProductLaws):
                 where = f"position {position} of row {batch.spans[i]} in {dtype}"
                 assert found[flat].tolist() == want, f"the best {count} for {where}: {found[flat].tolist()}"
 
+    def test_choice_in_half_precision(self) -> None:
+        """Sums are not rounded to 16 bits, in which most of many positions would be equal."""
+        kernels = self.build()
+        if "bfloat16" not in self.dtypes:
+            return
+        batch, _ = _latents(4, 16, 16, "bfloat16")
+        query, weights = normal("bfloat16", batch.size, 4, 16), normal("bfloat16", batch.size, 4)
+        found = kernels.choose(query, weights.float(), batch.rows(), 1, 20)
+        for flat, i, position in batch.tokens():
+            key = batch.kv[i][1, : position + 1].double()
+            sums = weights[flat].double() @ torch.relu(query[flat].double() @ key.T)
+            best, chosen = sums.sort(descending=True).values[:20], found[flat][found[flat] >= 0]
+            error = (sums[chosen] - best).abs().max() / sums.abs().max().clamp(min=1)
+            assert error < 1e-5, f"positions chosen for {position} of row {batch.spans[i]}: {chosen.tolist()}"
+
 
 def _latents(heads: int, width: int, block: int, dtype: str) -> tuple[PagedBatch, Tensor]:
     batch = PagedBatch(SPANS, kv_heads=1, share=heads, d=width // 2, block=block, dtype=dtype)

@@ -93,6 +93,7 @@ LATENT: dict[str, Callable[[Path], Path]] = {
     "deepseek-v3-plain": lambda f: save(
         f,
         "DeepseekV3",
+        attention_bias=True,
         q_lora_rank=None,
         rope_interleave=False,
         norm_topk_prob=False,

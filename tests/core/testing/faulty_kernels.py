@@ -210,7 +210,11 @@ class FillsTheChoice(TorchKernels):
         return super().latent_attention(query, rows, layer, scale, rank, chosen)
 
 
-class ChoosesTheLastOfEquals(TorchKernels):
+class ChoosesInSixteenBits(TorchKernels):
+    """Sums in the dtype of the queries, whatever it is."""
+
+    later = 1
+
     def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
         found = super().choose(query, weights, rows, layer, 1000)
         spans = zip(rows.starts.tolist(), rows.counts.tolist(), strict=True)
@@ -220,10 +224,14 @@ class ChoosesTheLastOfEquals(TorchKernels):
             at = torch.arange(position + 1)
             blocks = torch.from_numpy(rows.table[i]).long()[at // rows.block_tokens]
             keys = flat[blocks * rows.block_tokens + at % rows.block_tokens]
-            sums = (weights[token] @ torch.relu(query[token] @ keys.T)).tolist()
-            best = sorted(range(position + 1), key=lambda p: (-sums[p], -p))
+            sums = (weights[token].to(query.dtype) @ torch.relu(query[token] @ keys.T)).tolist()
+            best = sorted(range(position + 1), key=lambda p: (-sums[p], self.later * p))
             found[token, : position + 1] = torch.tensor(best)
         return found[:, :count]
+
+
+class ChoosesTheLastOfEquals(ChoosesInSixteenBits):
+    later = -1
 
 
 class ChoosesByTheSum(TorchKernels):

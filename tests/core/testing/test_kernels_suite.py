@@ -141,6 +141,7 @@ CAUGHT: dict[type[TorchKernels], str] = {
     faulty.ChoosesTheLastOfEquals: "choice_of_positions",
     faulty.ChoosesByTheSum: "choice_of_positions",
     faulty.FillsUpItsChoice: "choice_of_positions",
+    faulty.ChoosesInSixteenBits: "choice_in_half_precision",
     faulty.AlwaysFloat32: "silu_mul",
     faulty.NoEpsilon: "rms_norm",
     faulty.Centred: "rms_norm",
