@@ -44,11 +44,11 @@ def delta_rule(
         active = np.flatnonzero(rows.counts - done > t)
         at = done[active] + t
         row, token = _index(active, q), _index(rows.offsets[active] + at, q)
-        key = k[token][..., None, :]
-        s = state[row] * decay[token].exp()[..., None, :]
-        error = v[token] - (s * key).sum(-1)
-        s = s + (rate[token][..., None] * error)[..., None] * key
-        mixed[token] = (s * q[token][..., None, :]).sum(-1)
+        key = k[token][..., None]  # [rows, heads, d, 1]
+        s = state[row].mul_(decay[token].exp()[..., None, :])
+        error = v[token] - (s @ key)[..., 0]
+        s.addcmul_((rate[token][..., None] * error)[..., None], key.transpose(2, 3))
+        mixed[token] = (s @ q[token][..., None])[..., 0]
         state[row] = s
         # The last `keep` tokens of a row leave their state behind.
         after = at - (rows.counts[active] - keep[active])

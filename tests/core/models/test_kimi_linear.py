@@ -1,0 +1,492 @@
+"""Kimi-Linear against transformers, Kimi K3 against an oracle, in every way in which tokens are run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from bien.core.architectures.registry import read_architecture
+from bien.core.architectures.weights import expected
+from bien.core.clock import WallClock
+from bien.core.errors import ModelError, UserError
+from bien.core.kv.groups import GroupKind
+from bien.core.kv.hashing import extend_chain
+from bien.core.models.delta_attention import DeltaAttention
+from bien.core.plan import StateCopy
+from bien.core.providers import Context
+from bien.core.request import SamplingParams, TokenIds
+from bien.plugins.kv_stores.host import bien_providers as host_stores
+from bien.plugins.parallel.tensor import TensorParallel
+from tests.core.executors.driver import Driver
+from tests.core.models.kimi_oracle import VOCAB, Oracle, k3_config, linear_config, shapes, write_tiny
+from tests.core.test_exactness import conversations, harness, play, watch
+
+Logits = NDArray[np.float64]
+GREEDY = SamplingParams(12, temperature=0.0, ignore_eos=True)
+
+
+class Library:
+    """transformers' logits, with the text computed at once. Some of it is float32 whatever one asks for."""
+
+    bound = 1e-4
+    dtype = "float32"
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits(self, tokens: list[int]) -> Logits:
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0].double().numpy()  # type: ignore[no-any-return]
+
+
+class Single(Oracle):
+    bound = 1e-4
+    dtype = "float32"
+
+
+class Double(Oracle):
+    bound = 1e-10
+    dtype = "float64"
+
+
+KINDS: dict[str, Any] = {
+    "kimi-linear, transformers": (linear_config, Library),
+    "kimi-k3, float32": (k3_config, Single),
+    "kimi-k3": (k3_config, Double),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    config, kind = KINDS[request.param]
+    folder = write_tiny(tmp_path_factory.mktemp("kimi"), config())
+    made = kind(folder)
+    made.folder = folder
+    return made
+
+
+@pytest.fixture(scope="module")
+def k3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("k3"), k3_config())
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def driver(reference: Any, **options: Any) -> Driver:
+    return Driver(reference.folder, dtype=reference.dtype, **options)
+
+
+def check(d: Driver, reference: Any) -> None:
+    """Each logit row of the last step: they come after all but the gained token of a slot's text."""
+    assert d.logits
+    for slot, rows in d.logits.items():
+        assert len(rows) == 1
+        near(rows[0], reference.logits(d.content[slot][:-1])[-1], reference)
+
+
+def near(found: Logits, exact: Logits, reference: Any) -> None:
+    worst = np.abs(found - exact).max() / np.abs(exact).max()
+    assert worst <= reference.bound, worst
+
+
+def test_prefill_and_decode(reference: Any) -> None:
+    d = driver(reference)
+    slot = d.add(text(1, 43))
+    d.step({slot: 43})
+    check(d, reference)
+    for _ in range(5):
+        d.step({slot: 1})
+        check(d, reference)
+
+
+def test_chunked_prefill(reference: Any) -> None:
+    d = driver(reference, shuffle=3)
+    slot = d.add(text(2, 75))
+    for chunk in (1, 2, 20, 1, 38):
+        d.step({slot: chunk})
+        assert not d.logits
+    d.step({slot: 13})
+    check(d, reference)
+
+
+def test_ragged_mix_of_prefill_and_decode(reference: Any) -> None:
+    d = driver(reference, shuffle=4)
+    a, b = d.add(text(3, 40)), d.add(text(4, 2))
+    d.step({a: 40, b: 2})
+    check(d, reference)
+    c, e = d.add(text(5, 37)), d.add(text(6, 9))
+    d.step({b: 1, c: 20, a: 1, e: 9})
+    check(d, reference)
+    d.step({e: 1, c: 17, b: 1, a: 1})
+    check(d, reference)
+    d.step({a: 1, b: 1, c: 1, e: 1})
+    check(d, reference)
+
+
+def test_prefix_hit_through_a_snapshot(reference: Any) -> None:
+    """Another text goes on from the states that one left at the end of what they share."""
+    d = driver(reference)
+    shared = text(7, 40)
+    a = d.add(shared + text(8, 5))
+    states = {g: d.free[g].pop() for g, group in enumerate(d.groups) if not group.paged}
+    assert len(states) == 2
+    copies = [StateCopy(g, a, 40, d.tables[a][g][0], block) for g, block in states.items()]
+    d.step({a: 40}, snapshots=copies)
+    d.step({a: 5})
+    b = d.add(shared + text(9, 11), like=(a, 5), states=states)
+    d.step({a: 1, b: 11})
+    check(d, reference)
+    d.step({a: 1, b: 1})
+    check(d, reference)
+
+
+def test_preempted(reference: Any) -> None:
+    d = driver(reference, slots=2)
+    prompt = text(10, 30)
+    a, b = d.add(prompt), d.add(text(11, 20))
+    d.step({a: 30, b: 20})
+    d.step({a: 1, b: 1})
+    known = d.release(a)
+    d.step({b: 1})
+    again = d.add(known, prompt=len(prompt))
+    d.step({again: len(known), b: 1})
+    check(d, reference)
+
+
+@pytest.mark.parametrize("right", range(4))
+def test_rows_with_drafts(reference: Any, right: int) -> None:
+    """Drafts of which the first ones are right, beside a plain row, a short and a long chunk: what was
+    rejected has left no trace in either state."""
+    d = driver(reference, shuffle=5)
+    a, b, c, e = (d.add(text(12 + i, 25 + 6 * i)) for i in range(4))
+    d.step({a: 25, b: 31, c: 30})
+    ahead = reference_greedy(reference, d.content[a], 3)
+    drafts = [t if i < right else (t + 1) % VOCAB for i, t in enumerate(ahead)]
+    before = list(d.content[a])
+    gained = d.step({a: 1, b: 1, c: 7, e: 20}, {a: drafts, b: [1]})
+    assert gained[a][:right] == ahead[:right] and len(gained[a]) == right + 1
+    for j in range(4):
+        near(d.logits[a][j], reference.logits(before + drafts[:j])[-1], reference)
+    for _ in range(2):
+        d.step({a: 1, b: 1, c: 1})
+        check(d, reference)
+
+
+def reference_greedy(reference: Any, known: list[int], count: int) -> list[int]:
+    out: list[int] = []
+    for _ in range(count):
+        out.append(int(reference.logits(known + out)[-1].argmax()))
+    return out
+
+
+def test_one_long_row_of_drafts(k3: Path) -> None:
+    """More drafts than a row that goes token by token has."""
+    d, oracle = Driver(k3, dtype="float64"), Oracle(k3)
+    a = d.add(text(20, 20))
+    d.step({a: 20})
+    known = list(d.content[a])
+    ahead: list[int] = []
+    for _ in range(14):
+        ahead.append(int(oracle.logits(known + ahead)[-1].argmax()))
+    drafts = [*ahead[:9], *((t + 1) % VOCAB for t in ahead[9:])]
+    assert d.step({a: 1}, {a: drafts})[a] == ahead[:10]
+    d.step({a: 1})
+    exact = oracle.logits(d.content[a][:-1])[-1]
+    assert np.abs(d.logits[a][0] - exact).max() <= 1e-10 * np.abs(exact).max()
+
+
+# -- through the engine: one greedy text, whatever is cached, evicted, restored, drafted or cut
+
+WAYS: dict[str, dict[str, Any]] = {
+    "small chunks, overlap": {"budget": 7, "depth": 2},
+    "preempted": {"blocks": 18, "depth": 2},
+    "prompt lookup": {"drafter": "prompt-lookup"},
+    "prompt lookup, preempted, few snapshots, host tier": {
+        "drafter": "prompt-lookup", "blocks": 18, "snapshots": 3, "store": True,
+    },
+}  # fmt: skip
+
+
+def small(config: Any) -> dict[str, Any]:
+    own = config().get("text_config", config())["linear_attn_config"]
+    own |= {"full_attn_layers": [2], "kda_layers": [1, 3]}
+    made = config(num_hidden_layers=3, linear_attn_config=own)
+    if config is k3_config:
+        made["text_config"]["attn_res_block_size"] = 2
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("config", [linear_config, k3_config])
+def test_the_text_is_the_same(config: Any, tmp_path: Path) -> None:
+    """Sessions of several turns under eviction say what they say without any cache."""
+    folder = write_tiny(tmp_path / "model", small(config))
+    prompts, reference = [turns[0] for turns in conversations()], []
+    for _ in range(2):
+        for i, turns in enumerate(conversations()):
+            h = harness(folder, slots=1)
+            h.submit("x", prompts[i], sampling=GREEDY)
+            h.run()
+            reference.append(h.tokens["x"])
+            prompts[i] = prompts[i] + h.tokens["x"] + turns[1]
+    alone = harness(folder, slots=1)
+    assert play(alone, GREEDY, together=False) == reference, "prefix hits"
+    assert alone.cached["1/0"] > 0
+    for name, way in WAYS.items():
+        h = harness(folder, **way)
+        assert play(h, GREEDY, together=True) == reference, name
+        stats = h.engine.stats()
+        assert stats.preemptions > 0 or not way.get("blocks") or way.get("store"), name
+        assert stats.drafted > 0 or not way.get("drafter"), name
+        h.engine.close()
+
+
+def test_logits_after_eviction_and_a_reload_from_the_host_tier(k3: Path) -> None:
+    prompt, others = text(30, 60), [text(31 + i, 60) for i in range(6)]
+    h = harness(k3, blocks=18, snapshots=4, dtype="float32")
+    provider = next(iter(host_stores()))
+    store = provider.factory(
+        provider.config_type(capacity_bytes=1 << 24), Context(groups=h.groups, io=h.executor.io)
+    )
+    h.use_store(store)
+    seen, once = watch(h), SamplingParams(1, temperature=0.0, ignore_eos=True)
+    h.submit("cold", prompt, sampling=once)
+    h.run()
+    cold = seen[-1]
+    for i, other in enumerate(others):
+        h.submit(f"o{i}", other, sampling=once)
+        h.run()
+    chain = extend_chain(b"", b"", TokenIds.of(prompt), h.groups[0].block_tokens, len(prompt))
+    assert not h.cache.match(chain).blocks, "it must have left the device"
+    clock = WallClock()
+    for _ in range(5000):  # saves run beside the engine
+        if all(store.lookup(0, chain)):
+            break
+        clock.block(0.001)
+    h.submit("warm", prompt, sampling=once)
+    h.run()
+    assert h.cached["warm"] > 40
+    assert abs(seen[-1] - cold).max() <= 1e-4 * abs(cold).max()
+    h.engine.close()
+
+
+# -- parts
+
+
+def test_the_oracle_agrees_with_transformers(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "model", linear_config())
+    tokens = text(50, 40)
+    near(Library(folder).logits(tokens), Oracle(folder).logits(tokens), Library)
+
+
+@pytest.mark.parametrize("bound", [None, -3.5])
+def test_decay_against_the_forget_gate_of_transformers(bound: float | None) -> None:
+    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextForgetGate
+
+    torch.manual_seed(0)
+    config = SimpleNamespace(linear_head_dim=8, linear_num_heads=3, hidden_size=16, linear_lower_bound=bound)
+    gate = Glm5NextTextForgetGate(config)
+    for parameter in gate.parameters():
+        torch.nn.init.normal_(parameter)
+    own = DeltaAttention.__new__(DeltaAttention)
+    own.heads, own.dim, own.bound, own.wide = 3, 8, bound, torch.float32
+    own.low, own.decay = gate.f_a_proj.weight, gate.f_b_proj.weight
+    own.speed, own.bias = gate.A_log.exp()[:, None], gate.dt_bias
+    x = torch.randn(1, 20, 16) * 3
+    with torch.inference_mode():
+        torch.testing.assert_close(own._decay(x[0]), gate(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_states_stay_float32_in_bfloat16(k3: Path) -> None:
+    d = Driver(k3, dtype="bfloat16")
+    assert {g.name: g.dtype for g in d.groups} == {
+        "latent": "bfloat16", "state": "float32", "conv": "bfloat16",
+    }  # fmt: skip
+    mixer = d.executor.model.layers[0].mixer
+    assert mixer.speed.dtype == mixer.bias.dtype == torch.float32
+    slot = d.add(text(40, 30))
+    d.step({slot: 30})
+    exact = Oracle(k3).logits(text(40, 30))[-1]
+    assert np.corrcoef(d.logits[slot][0], exact)[0, 1] > 0.9  # rounding chooses other experts here and there
+    assert d.executor.pools[1].data.dtype == torch.float32
+
+
+def test_early_layers_can_be_filled_for_a_drafter(k3: Path) -> None:
+    """`fill` of a layer behind the first block writes what a forward wrote."""
+    d = Driver(k3, dtype="float64")
+    slot = d.add(text(41, 20))
+    seen: list[tuple[Any, Any]] = []
+    layer = d.executor.model.layers[4]  # latent attention in the second block
+    layer.mixer.kernels = SimpleNamespace(**{n: getattr(layer.mixer.kernels, n) for n in (
+        "rms_norm", "latent_attention")})  # fmt: skip
+    right = type(layer).__call__
+
+    class Watched(type(layer)):  # type: ignore[misc]
+        def __call__(self, hidden: Any, rows: Any) -> Any:
+            seen.append((hidden.clone(), rows))
+            return right(self, hidden, rows)
+
+    layer.__class__ = Watched
+    d.step({slot: 20})
+    hidden, rows = seen[0]
+    pool = d.executor.pools[0].data
+    written = pool.clone()
+    pool[1] = 0  # the second layer with latents
+    with torch.inference_mode():
+        layer.fill(hidden, rows)
+    torch.testing.assert_close(pool[:, 1:], written[:, 1:])
+
+
+# -- specification
+
+
+def test_kimi_k3_counts() -> None:
+    a = read_architecture("kimi-k3", 64, "bfloat16")
+    embedding = a.vocab_size * a.hidden_size
+    assert a.name == "kimi_k3" and a.layers == 93
+    assert a.parameters == 2_779_484_478_208
+    assert a.active_parameters == 105_364_019_968
+    assert a.active_parameters - embedding == 104_189_614_848
+    latent, state, conv = a.groups
+    assert (latent.kind, latent.bytes_per_token, len(latent.layers)) == (GroupKind.LATENT, 27_648, 24)
+    assert latent.layers[:2] == (3, 7) and latent.layers[-3:] == (87, 91, 92)
+    assert (state.kind, state.constant_bytes, len(state.layers)) == (GroupKind.STATE, 434_110_464, 69)
+    assert (conv.kind, conv.constant_bytes, conv.layers) == (GroupKind.STATE, 15_261_696, state.layers)
+    assert (state.dtype, conv.dtype) == ("float32", "bfloat16")
+    assert not any(g.shardable for g in a.groups)
+    full, delta = a.attention
+    assert (full.layers, full.per_position) == (24, 2 * 96 * (2 * 512 + 64))
+    assert (delta.layers, delta.constant, delta.per_position) == (69, 7 * 96 * 128 * 128, 0)
+    assert a.flops(100_001) - a.flops(1) == 100_000 * 5_013_504
+    by_role = {role: sum(w.size * w.copies for w in a.weights if w.role == role) for role in ("routed",)}
+    assert by_role["routed"] == 92 * 896 * 3 * 3584 * 3072
+    assert a.eos_token_ids == (163586,)
+
+
+def test_kimi_linear_counts() -> None:
+    a = read_architecture("kimi-linear-48b", 64, "bfloat16")
+    assert a.parameters == 49_122_681_728
+    assert a.active_parameters == 3_484_459_904
+    latent, state, conv = a.groups
+    assert (latent.bytes_per_token, latent.layers) == (8_064, (3, 7, 11, 15, 19, 23, 26))
+    assert (state.constant_bytes, conv.constant_bytes) == (41_943_040, 1_474_560)
+    assert a.max_context == 1_048_576
+
+
+@pytest.mark.parametrize("config", [linear_config(), k3_config()])
+def test_names_and_shapes_of_tensors(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert expected(read_architecture(tmp_path, 8, "float32").weights) == shapes(config)
+
+
+def test_one_dense_model_without_a_layer_of_either_kind(tmp_path: Path) -> None:
+    own = {**linear_config()["linear_attn_config"], "full_attn_layers": [], "kda_layers": [1]}
+    config = linear_config(num_hidden_layers=1, linear_attn_config=own)
+    folder = write_tiny(tmp_path / "m", config)
+    assert [g.name for g in read_architecture(folder, 8, "float32").groups] == ["state", "conv"]
+
+
+NEEDED = {
+    "linear": ("hidden_act", "linear_attn_config", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+               "qk_rope_head_dim", "v_head_dim", "mla_use_nope", "num_experts", "num_experts_per_token",
+               "num_shared_experts", "num_expert_group", "topk_group", "moe_renormalize",
+               "moe_router_activation_func", "routed_scaling_factor", "moe_intermediate_size",
+               "first_k_dense_replace", "rms_norm_eps", "tie_word_embeddings", "model_max_length",
+               "hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers"),
+    "k3": ("attn_res_block_size", "activation_situ_beta", "activation_situ_linear_beta",
+           "latent_moe_use_norm", "mla_use_output_gate", "routed_expert_hidden_size",
+           "max_position_embeddings"),
+}  # fmt: skip
+LINEAR_NEEDED = {
+    "linear": ("full_attn_layers", "kda_layers", "head_dim", "num_heads", "short_conv_kernel_size"),
+    "k3": ("gate_lower_bound", "use_full_rank_gate", "full_attn_layers"),
+}
+
+
+def read(config: dict[str, Any], tmp_path: Path) -> Any:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return read_architecture(tmp_path, 8, "float32")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in NEEDED.items() for n in names])
+def test_a_field_that_is_missing(kind: str, name: str, tmp_path: Path) -> None:
+    config = linear_config() if kind == "linear" else k3_config()
+    del config.get("text_config", config)[name]
+    own = {"model_max_length": "model_max_length", "max_position_embeddings": "model_max_length"}
+    with pytest.raises(ModelError, match=f"lacks '{own.get(name, name)}'"):
+        read(config, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in LINEAR_NEEDED.items() for n in names])
+def test_a_field_of_linear_attn_config_that_is_missing(kind: str, name: str, tmp_path: Path) -> None:
+    config = linear_config() if kind == "linear" else k3_config()
+    del config.get("text_config", config)["linear_attn_config"][name]
+    with pytest.raises(ModelError, match=f"linear_attn_config.* lacks '{name}'"):
+        read(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported; valid: 'silu', 'situ'"),
+        ({"mla_use_nope": False}, "mla_use_nope = False is not supported"),
+        ({"moe_router_activation_func": "softmax"}, "'softmax' is not supported; valid: 'sigmoid'"),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1 is not supported"),
+        ({"attn_res_block_size": 2}, "attn_res_block_size = 2 is not supported"),
+        ({"mla_use_output_gate": True}, "mla_use_output_gate = True is not supported"),
+        ({"full_attn_layers": [2, 4]}, "must name each layer from 1 to 5 once"),
+        ({"full_attn_layers": [0, 3, 5]}, "must name each layer from 1 to 5 once"),
+        ({"full_attn_layers": [3]}, "must name each layer from 1 to 5 once"),
+        ({"full_attn_layers": "3,5"}, "lacks 'full_attn_layers', a list of layers counted from one"),
+        ({"gate_lower_bound": -5.0}, "gate_lower_bound = -5.0 is not supported"),
+        ({"short_conv_kernel_size": 1}, "short_conv_kernel_size = 1"),
+    ],
+)
+def test_what_kimi_linear_is_not(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = linear_config()
+    own = ("full_attn_layers", "gate_lower_bound", "short_conv_kernel_size")
+    for name, value in changes.items():
+        (config["linear_attn_config"] if name in own else config)[name] = value
+    with pytest.raises(ModelError, match=message):
+        read(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "kimi_k3"}, "lacks 'text_config'"),
+        ({"model_type": "kimi_k3", "text_config": {}}, "lacks 'model_type'"),
+        (
+            {"model_type": "kimi_k3", "text_config": {"model_type": "llama"}},
+            "model_type = 'llama' is not supported; valid: 'kimi_linear'",
+        ),
+        (k3_config(hidden_act="silu"), "hidden_act = 'silu' is not supported; valid: 'situ'"),
+    ],
+)
+def test_what_kimi_k3_is_not(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        read(config, tmp_path)
+
+
+def test_a_bound_that_lets_states_grow(tmp_path: Path) -> None:
+    config = k3_config()
+    config["text_config"]["linear_attn_config"]["gate_lower_bound"] = 0.5
+    with pytest.raises(ModelError, match="gate_lower_bound = 0.5; needs a negative number"):
+        read(config, tmp_path)
+
+
+@pytest.mark.parametrize("config", [linear_config(), k3_config()])
+def test_strategy_tensor_does_not_cut_it(config: dict[str, Any], tmp_path: Path) -> None:
+    strategy = TensorParallel(read(config, tmp_path))
+    with pytest.raises(UserError, match="cannot cut models of architecture 'kimi_"):
+        strategy.mesh(2)
