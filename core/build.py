@@ -20,7 +20,7 @@ from bien.core.engine import Engine, EngineLimits
 from bien.core.executors.base import Executor
 from bien.core.executors.ranks import Ranks
 from bien.core.kv.cache import KVCache
-from bien.core.kv.groups import KVGroup
+from bien.core.kv.groups import KVGroup, SnapshotPolicy
 from bien.core.providers import Context
 from bien.core.sizing import pool_blocks, sized
 from bien.core.worker.messages import WorkerInfo
@@ -165,6 +165,8 @@ def prepare(
 ) -> tuple[Context, Parts]:
     """The context of an executor's factory, the same on each rank. The caller closes the parts."""
     model, spec = pool.model, pool.spec
+    if spec.snapshot_tokens:
+        architecture = snapshotting(architecture, spec.snapshot_tokens)
     ctx = Context(
         clock=clock or WallClock(),
         rng=rng or random.Random(),
@@ -183,6 +185,13 @@ def prepare(
             ctx.groups += speculator.groups(architecture, model.block_tokens)
         made.pop_all()
     return ctx, parts
+
+
+def snapshotting(architecture: Architecture, tokens: int) -> Architecture:
+    """The same, its recurrent states kept every so many tokens of a prompt."""
+    policy = SnapshotPolicy(tokens)
+    groups = (g if g.paged else msgspec.structs.replace(g, snapshot=policy) for g in architecture.groups)
+    return msgspec.structs.replace(architecture, groups=tuple(groups))
 
 
 def describe(

@@ -51,6 +51,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_tokens: int | None = None  # None only where kv_memory is given
     kv_memory: int | None = None
     snapshots: int = 64  # blocks of each STATE group beyond one per slot
+    snapshot_tokens: int = 0  # states of prompts are kept each so many tokens too; 0: at ends of turns only
     slots: int = 16  # sequences with KV at a time
     scheduler: Selection = Selection("fcfs")
     parallel: Selection = Selection("single")
@@ -203,7 +204,11 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         path = f"pool[{i}]"
         ones = {key: getattr(pool, key) for key in ("count", "devices", "threads", "slots")}
         yield from _below(path, ones, 1)
-        yield from _below(path, {"snapshots": pool.snapshots}, 0)
+        states = {"snapshots": pool.snapshots, "snapshot_tokens": pool.snapshot_tokens}
+        yield from _below(path, states, 0)
+        if 0 < pool.snapshot_tokens < block:
+            text = f"{pool.snapshot_tokens} is less than one block of model.block_tokens = {block}"
+            yield f"{path}.snapshot_tokens", f"{text}; valid: 0 or at least {block}"
         yield from _below(path, {"kv_tokens": pool.kv_tokens}, block, "one block of model.block_tokens")
         yield from _below(path, {"kv_memory": pool.kv_memory}, 1)
         if pool.kv_tokens is not None and pool.kv_memory is not None:

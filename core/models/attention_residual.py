@@ -73,7 +73,8 @@ class ResidualLayer(DecoderLayer):
         update = self.mixer(self.norm(mix, self.input_norm, self.eps), rows)
         hidden = update if banks else hidden + update
         mix = self.before_feed_forward(hidden, banked(rows))
-        return hidden + self.feed_forward(self.norm(mix, self.post_norm, self.eps))
+        out: Tensor = hidden + self.feed_forward(self.norm(mix, self.post_norm, self.eps))
+        return out
 
     def fill(self, hidden: Tensor, rows: Rows) -> None:
         """See `DecoderLayer`. The rows have been through the layers before this one at least."""

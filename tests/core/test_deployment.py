@@ -109,6 +109,8 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"pool": [{"devices": -1}]}, "pool[0].devices", "the least is 1"),
         ({"pool": [{"slots": 0}]}, "pool[0].slots", "the least is 1"),
         ({"pool": [{"snapshots": -1}]}, "pool[0].snapshots", "the least is 0"),
+        ({"pool": [{"snapshot_tokens": -1}]}, "pool[0].snapshot_tokens", "the least is 0"),
+        ({"pool": [{"snapshot_tokens": 9}]}, "pool[0].snapshot_tokens", "valid: 0 or at least 16"),
         ({"pool": [{"kv_tokens": 8}]}, "pool[0].kv_tokens", "the least is 16 (one block"),
         ({"pool": [{"kv_memory": "2G"}]}, "pool[0].kv_memory", "'2G' is no size; valid: a number and a unit"),
         ({"pool": [{"kv_memory": 0}]}, "pool[0].kv_memory", "the least is 1"),

@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 
 from bien.core.architectures.registry import read_architecture
 from bien.core.architectures.weights import expected
+from bien.core.build import build
 from bien.core.clock import WallClock
+from bien.core.compose import compose
+from bien.core.deployment import Deployment, ModelSpec, PoolSpec
 from bien.core.errors import ModelError, UserError
 from bien.core.kv.groups import GroupKind
 from bien.core.kv.hashing import extend_chain
 from bien.core.models.delta_attention import DeltaAttention
 from bien.core.plan import StateCopy
+from bien.core.plugins import PluginManager
 from bien.core.providers import Context
-from bien.core.request import SamplingParams, TokenIds
+from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.plugins.kv_stores.host import bien_providers as host_stores
 from bien.plugins.parallel.tensor import TensorParallel
 from tests.core.executors.driver import Driver
@@ -249,6 +253,28 @@ def test_the_text_is_the_same(config: Any, tmp_path: Path) -> None:
         assert stats.preemptions > 0 or not way.get("blocks") or way.get("store"), name
         assert stats.drafted > 0 or not way.get("drafter"), name
         h.engine.close()
+
+
+@pytest.mark.parametrize(("every", "hit"), [(0, 0), (32, 32)])
+def test_a_deployment_says_where_states_are_kept(every: int, hit: int, k3: Path) -> None:
+    """Two texts share a beginning at whose end neither has an end of a turn."""
+    pool = PoolSpec(kv_tokens=512, slots=2, snapshot_tokens=every)
+    model = ModelSpec(str(k3), max_context=128)
+    worker = build(
+        compose(Deployment(model, pool=(pool,)), PluginManager.load("")).pools[0], id="w", generation="g"
+    )
+    shared, cached = text(60, 45), []
+    for i in range(2):
+        prompt = TokenIds.of(shared + text(61 + i, 20))
+        worker.engine.submit(GenerateRequest(f"r{i}", prompt, SamplingParams(1, temperature=0.0)))
+        while worker.engine.busy:
+            plan = worker.engine.begin()
+            assert plan is not None
+            report = worker.engine.finish(worker.executor.sample(worker.executor.forward(plan)).result())
+            cached += [o.cached for o in report.outputs if o.cached >= 0]
+    assert cached == [0, hit]
+    assert worker.info.snapshot_tokens == (0, every, every)
+    worker.close()
 
 
 def test_logits_after_eviction_and_a_reload_from_the_host_tier(k3: Path) -> None:
