@@ -19,7 +19,8 @@ def describe(a: Architecture, dtype: str) -> dict[str, Any]:
     main = [w for w in a.weights if w.role != "mtp"]
     sizes: dict[str, int] = defaultdict(int)
     for w in a.weights:
-        sizes[w.role] += w.size * w.copies * ITEM_BYTES[dtype]
+        if not w.spare:
+            sizes[w.role] += w.size * w.copies * ITEM_BYTES[dtype]
     used = sum(w.size * w.used for w in main)
     table = sum(w.size for w in main if w.role == "embedding")
     return {
