@@ -25,6 +25,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokens: list[ControlToken]) -> None:
+        self.tokens = tuple(tokens)
         self.ids: frozenset[int] = frozenset(t.id for t in tokens)
         self._tokens = {t.text: t for t in tokens}
         heads: defaultdict[str, list[str]] = defaultdict(list)
@@ -39,12 +40,15 @@ class ControlTokens:
     def guard(self, text: str, mark: str, *, ends: bool = True) -> str:
         """Put `mark` into every control token in `text`; with `ends` also behind a start of one at its end,
         which text that follows could complete."""
-        cuts = [i + 1 for i, _ in self._find(text)]
-        if cuts:
-            text = mark.join(text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True))
+        text = mark.join(self.cut(text))
         if ends and any(text[-n:] in self._prefixes for n in range(1, min(self._longest, len(text) + 1))):
             text += mark
         return text
+
+    def cut(self, text: str) -> list[str]:
+        """Parts of `text` of which none holds a control token of two characters or more."""
+        cuts = [i + 1 for i, _ in self._find(text)]
+        return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def split(self, text: str, mark: str) -> Iterator[tuple[str, int | None]]:
         """Pieces (text before, id of the control token behind it) of a guarded text, marks removed; the

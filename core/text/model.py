@@ -8,6 +8,7 @@ from typing import Any
 
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
+from bien.core.text.control import ControlTokens
 from bien.core.text.detokenize import Detokenizer
 from bien.core.text.output import OutputText
 from bien.core.text.template import ChatTemplate
@@ -22,6 +23,8 @@ class TextModel:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        if template is not None:
+            tokenizer.guard_also(template.literals)
 
     @classmethod
     def load(cls, folder: Path | str) -> TextModel:
@@ -32,21 +35,29 @@ class TextModel:
         """Ids of a whole prompt that its author wrote himself, control tokens included."""
         return self.tokenizer.encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: list[dict[str, Any]], extra: dict[str, Any] | None = None) -> TokenIds:
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        extra: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> TokenIds:
         """Ids of a rendered conversation. A control token inside a message is ordinary text.
 
-        `extra` goes to the template. UserError if the model has no template or its template refuses.
+        So is, in what is not the model's own turn, any added token that the template writes ("</think>").
+        `tools` are described to the model, `extra` goes to the template. UserError if the model has no
+        template or its template refuses.
         """
         if self.template is None:
             raise UserError(
                 "this model has no chat template; valid: POST /v1/completions with a prompt", field="messages"
             )
-        mark = next((m for m in _MARKS if not _holds([messages, extra], m)), None)
+        mark = next((m for m in _MARKS if not _holds([messages, extra, tools], m)), None)
         if mark is None:
             raise UserError("the messages hold every noncharacter U+FDD0..U+FDEF", field="messages")
-        # A role is the protocol's word, checked by it; everything else is the client's.
-        guarded = [self._guard(m, mark) | {"role": m["role"]} for m in messages]
-        text = self.template.render(guarded, self._guard(extra or {}, mark))
+        guards = self.tokenizer.guards
+        guarded = [self._guard_message(m, mark) for m in messages]
+        kept = _guard(extra or {}, mark, guards)
+        text = self.template.render(guarded, kept, tools=_guard(tools, mark, guards))
         return self.tokenizer.encode_guarded(text, mark)
 
     def output(
@@ -55,15 +66,25 @@ class TextModel:
         """The text of one answer; `prompt_tail` are the last ids of its prompt."""
         return OutputText(Detokenizer(self.tokenizer, prompt_tail), stops, min_tokens)
 
-    def _guard(self, value: Any, mark: str) -> Any:
-        control = self.tokenizer.control
-        if isinstance(value, str):
-            return control.guard(value, mark)
-        if isinstance(value, list):
-            return [self._guard(v, mark) for v in value]
-        if isinstance(value, dict):
-            return {control.guard(k, mark, ends=False): self._guard(v, mark) for k, v in value.items()}
-        return value
+    def _guard_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+        out = _guard(message, mark, self.tokenizer.guards)
+        if message["role"] == "assistant":
+            # The model's own words, in which templates look for its marks ("</think>"): only what can never
+            # be text is spelled out.
+            own = {k: message[k] for k in ("content", "reasoning_content") if k in message}
+            out |= _guard(own, mark, self.tokenizer.control)
+        # A role is the protocol's word, checked by it; everything else is the client's.
+        return {**out, "role": message["role"]}
+
+
+def _guard(value: Any, mark: str, control: ControlTokens) -> Any:
+    if isinstance(value, str):
+        return control.guard(value, mark)
+    if isinstance(value, list):
+        return [_guard(v, mark, control) for v in value]
+    if isinstance(value, dict):
+        return {control.guard(k, mark, ends=False): _guard(v, mark, control) for k, v in value.items()}
+    return value
 
 
 def _holds(value: Any, text: str) -> bool:

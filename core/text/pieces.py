@@ -8,6 +8,8 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer as Library
 
+from bien.core.text.byte_pairs import byte_alphabet
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -19,7 +21,7 @@ class Pieces:
         self._added = {i: t.content for i, t in library.get_added_tokens_decoder().items()}
         parts = json.loads(library.to_str()).get("decoder") or {}
         kinds = {p.get("type") for p in [parts, *parts.get("decoders", [])]}
-        self._bytes = _byte_level() if "ByteLevel" in kinds else {}
+        self._bytes = byte_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
         self.piece = lru_cache(maxsize=1 << 14)(self._piece)
 
@@ -45,10 +47,3 @@ class Pieces:
         if self._fallback and (byte := _BYTE.fullmatch(token)):
             return bytes([int(byte[1], 16)])
         return token.replace("▁", " ").encode()
-
-
-def _byte_level() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}

@@ -11,49 +11,62 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bien.core.clock import WallClock
 from bien.core.errors import ModelError, UserError
+from bien.core.text.files import read_object, token_text
+from bien.core.text.sandbox import Sandbox, metered
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Names that a template gets from the server; `chat_template_kwargs` may not set them."""
 
 
+Templates = dict[str, str]
+"""Sources by name: "default", and "tool_use" where tools have their own; other names are not asked for."""
+
+
 class ChatTemplate:
-    """`epoch` gives the seconds since 1970 that `strftime_now` shows (None: the machine's)."""
+    """`source` is one template or several by name, of which "tool_use" is taken where there are tools.
+    `epoch` gives the seconds since 1970 that `strftime_now` shows (None: the machine's)."""
 
     def __init__(
         self,
-        source: str,
+        source: str | Templates,
         special_tokens: dict[str, str] | None = None,
         *,
         epoch: Callable[[], float] | None = None,
     ) -> None:
         self._special_tokens = special_tokens or {}
+        sources = {"default": source} if isinstance(source, str) else source
+        environment = _environment(epoch or WallClock().epoch)
         try:
-            self._template = _compile(source, epoch or WallClock().epoch)
+            self._templates = {name: environment.from_string(text) for name, text in sources.items()}
+            self.literals = "\0".join(_literals(environment, text) for text in sources.values())
         except TemplateError as error:
             raise ModelError(f"chat template does not compile: {error}") from error
 
     @classmethod
     def load(cls, folder: Path | str) -> ChatTemplate | None:
-        """From chat_template.jinja or tokenizer_config.json ("chat_template"); None if there is none.
+        """From chat_template.jinja (and additional_chat_templates/NAME.jinja) or tokenizer_config.json
+        ("chat_template"); None if there is none.
 
         ModelError if a file is damaged.
         """
         folder = Path(folder)
-        config = _read(folder / "tokenizer_config.json")
-        path = folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-        if isinstance(source, list):  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
-            named = {entry["name"]: entry["template"] for entry in source}
-            source = named.get("default")
-        if source is None:
-            return None
-        return cls(source, _special_tokens(config))
+        config = read_object(folder / "tokenizer_config.json")
+        sources = _sources(config.get("chat_template"), folder / "tokenizer_config.json")
+        if (path := folder / "chat_template.jinja").is_file():
+            sources = {"default": path.read_text(encoding="utf-8")}
+        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            sources[path.stem] = path.read_text(encoding="utf-8")
+        return cls(sources, _special_tokens(config)) if sources else None
 
-    def render(self, messages: list[dict[str, Any]], extra: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         """The prompt of a conversation, up to and including the head of the assistant's turn.
 
         `extra` are further variables of the template. UserError with the template's own message when it
@@ -67,11 +80,29 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {name!r}; reserved: {', '.join(sorted(RESERVED))}",
                 field="chat_template_kwargs",
             )
-        values = {**self._special_tokens, "tools": None, "documents": None, **extra}
+        values = {
+            **self._special_tokens,
+            "documents": None,
+            **extra,
+            "tools": tools,
+            "messages": [_with_reasoning(m) for m in messages],
+        }
+        template = self._template(tools)
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **values)
+            with metered():
+                return "".join(template.generate(add_generation_prompt=True, **values))
         except Exception as error:  # a template may fail in any way that Python code can
             raise UserError(f"the chat template refuses these messages: {error}", field="messages") from error
+
+    def _template(self, tools: list[dict[str, Any]] | None) -> Template:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise UserError(
+                f"this model has chat templates {', '.join(sorted(self._templates))}, and none for a "
+                "conversation without tools",
+                field="messages",
+            )
+        return self._templates[name]
 
 
 class _Generation(Extension):
@@ -84,34 +115,54 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _compile(source: str, epoch: Callable[[], float]) -> Template:
-    environment = ImmutableSandboxedEnvironment(
+def _environment(epoch: Callable[[], float]) -> Sandbox:
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(epoch()).strftime(form)
-    return environment.from_string(source)
+    return environment
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _literals(environment: Sandbox, source: str) -> str:
+    """What the template itself can write: its text and the strings in its expressions."""
+    tree = environment.parse(source)
+    strings = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    return "\0".join([*(node.data for node in tree.find_all(nodes.TemplateData)), *strings])
+
+
+def _sources(found: Any, path: Path) -> Templates:
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
+    try:  # [{"name": "default", "template": ...}, {"name": "tool_use", ...}]
+        return {str(entry["name"]): str(entry["template"]) for entry in found}
+    except (TypeError, KeyError) as error:
+        raise ModelError(f"{path}: chat_template is no text and no list of named templates") from error
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """gpt-oss templates read an answer's reasoning as `thinking`, the others as `reasoning_content`."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} holds a {type(config).__name__}; a JSON object is needed")
-    return config
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -119,7 +170,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     out = {}
     for name, value in config.items():
         if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
+            text = token_text(value)
+            if text is not None:
                 out[name] = text
     return out

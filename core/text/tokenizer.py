@@ -6,6 +6,7 @@ a thread can encode 200k tokens while the event loop runs on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,14 @@ from bien.core.errors import ModelError, UserError
 from bien.core.request import TokenIds
 from bien.core.text.control import ControlToken, ControlTokens
 from bien.core.text.pieces import Pieces
+from bien.core.text.tiktoken import NAMES, find_ranks, load_tiktoken
 
 
 class Tokenizer:
-    """Control tokens are the added tokens that tokenizer.json marks `special`."""
+    """Control tokens are the added tokens that the model's files mark `special`: they have no text.
+
+    `guards` are those that a client's text never becomes: the control tokens, and what `guard_also` adds.
+    """
 
     def __init__(self, library: Library) -> None:
         self._source = library.to_str()
@@ -27,21 +32,32 @@ class Tokenizer:
         library.no_padding()
         self._library = library
         added = library.get_added_tokens_decoder()
-        self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
-        self.control = ControlTokens(
-            [ControlToken(t.content, i, t.lstrip, t.rstrip) for i, t in added.items() if t.special]
-        )
+        self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._added = {t.content: ControlToken(t.content, i, t.lstrip, t.rstrip) for i, t in added.items()}
+        # A token that is looked for in normalized text can come out of a text that does not hold it.
+        self._normalized = library.normalizer is not None and any(t.normalized for t in added.values())
+        self._single = {t.content for t in added.values() if t.single_word}
+        self.control = ControlTokens([self._added[t.content] for t in added.values() if t.special])
+        self.guards = self.control
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
-        """Read `folder`/tokenizer.json. ModelError if it is missing or damaged."""
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{path} is missing; a model folder needs a tokenizer.json (fast tokenizer)")
-        try:
-            return cls(Library.from_file(str(path)))
-        except Exception as error:  # the library raises bare Exceptions
-            raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+        """From `folder`/tokenizer.json, or a tiktoken file. ModelError if both are missing, or for a damaged
+        one."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            try:
+                return cls(Library.from_file(str(path)))
+            except Exception as error:  # the library raises bare Exceptions
+                raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+        ranks = find_ranks(folder)
+        if ranks is None:
+            raise ModelError(
+                f"{path} is missing; a model folder needs a tokenizer.json (fast tokenizer), or a tiktoken "
+                f"file ({', '.join(NAMES)}, *.tiktoken)"
+            )
+        return cls(load_tiktoken(ranks))
 
     def id_of(self, token: str) -> int | None:
         return self._library.token_to_id(token)
@@ -53,22 +69,44 @@ class Tokenizer:
         """
         return TokenIds.of(self._encode(self._library, [text], add_special_tokens)[0])
 
+    def guard_also(self, text: str) -> None:
+        """`text` is a template's own: the added tokens in it steer the model as control tokens do, whatever
+        the model's files call them."""
+        more = [
+            t
+            for name, t in self._added.items()
+            if t.id not in self.control.ids and name.strip() and name in text and name not in self._single
+        ]
+        if more:
+            self.guards = ControlTokens([*self.control.tokens, *more])
+            self.__dict__.pop("_plain", None)
+
     def encode_plain(self, text: str) -> TokenIds:
-        """Ids of `text` with every control token in it spelled out as ordinary text."""
-        return TokenIds.of(self._encode(self._plain, [text], False)[0])
+        """Ids of `text` with every guarded token in it spelled out as ordinary text."""
+        return TokenIds.of(self._spell([text])[0])
 
     def encode_guarded(self, text: str, mark: str) -> TokenIds:
-        """As `encode`, but what `control.guard` marked is spelled out as ordinary text; marks vanish."""
-        if mark not in text:
+        """As `encode`, but what `guards.guard` marked is spelled out as ordinary text; marks vanish."""
+        if mark not in text and not self._normalized:
             return self.encode(text)
-        pieces = list(self.control.split(text, mark))
-        plain = self._encode(self._plain, [p for p, _ in pieces], False)
+        pieces = list(self.guards.split(text, mark))
         ids: list[int] = []
-        for (_, token), piece in zip(pieces, plain, strict=True):
+        for (_, token), piece in zip(pieces, self._spell([p for p, _ in pieces]), strict=True):
             ids += piece
             if token is not None:
                 ids.append(token)
         return TokenIds.of(ids)
+
+    def _spell(self, texts: list[str]) -> list[list[int]]:
+        out = self._encode(self._plain, texts, False)
+        for at in range(len(out)):
+            # A vocabulary may hold a guarded token as a word, too: such a text is encoded in parts.
+            for parts in (self.guards.cut, list):
+                if self.guards.ids.isdisjoint(out[at]):
+                    break
+                spelled = self._encode(self._plain, list(parts(texts[at])), False)
+                out[at] = [id for ids in spelled for id in ids]
+        return out
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without control tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -84,7 +122,13 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> Library:
-        library = Library.from_str(self._source)
+        text = self._source
+        if self.guards is not self.control:  # the library spells out only what it calls special
+            source = json.loads(text)
+            for token in source["added_tokens"]:
+                token["special"] = token["id"] in self.guards.ids
+            text = json.dumps(source)
+        library = Library.from_str(text)
         library.no_truncation()
         library.no_padding()
         library.encode_special_tokens = True
