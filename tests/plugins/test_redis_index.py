@@ -194,6 +194,42 @@ async def test_a_connected_worker_keeps_its_mirror_when_redis_forgets(server: Re
     await end(index, worker)
 
 
+async def test_a_connected_worker_that_has_fallen_silent_is_caught_up_with(server: RedisProcess) -> None:
+    """Frames were lost on the way to us and no other follows that would tell; nor is the store whole at
+    first."""
+    blocks = make_chain("x", 5)
+    index = await started(server.url)
+    worker = PublishingWorker(index.publication, make_info())
+    index.join(worker.info)
+    worker.tell(stored(blocks[:1]))
+    await until(lambda: index.leased == 1 and worker.publisher._snapshot_at not in ("", "0-0"))
+    worker.tell(stored(blocks[1:2], blocks[0]), lose=True)
+    worker.tell(stored(blocks[2:4], blocks[1]))
+    await until(lambda: index._watched["w"].published == 3)
+    await WallClock().sleep(0.3)
+    assert usable(index, blocks) == 1 and index.restores == 0, "a batch is missing everywhere"
+    worker.publisher._snapshot_at = ""  # the next snapshot has it
+    worker.publisher._wake.set()
+    await until(lambda: usable(index, blocks) == 4)
+    assert index.restores == 1
+    await end(index, worker)
+
+
+async def test_it_is_away_until_it_answers(server: RedisProcess) -> None:
+    """Also where there is no worker to look after."""
+    with redis_process() as own:
+        index = await started(own.url, timeout_seconds=0.1)
+        await until(lambda: index._check_at > 0)
+        own.freeze()
+        assert await index.leases() == []
+        for _ in range(20):
+            await WallClock().sleep(0.01)
+            assert index.health.state == "away"
+        own.thaw()
+        await until(lambda: index.health.state == "ok")
+        await end(index)
+
+
 async def test_an_outage_is_survived_and_said(server: RedisProcess) -> None:
     """Frozen, so that commands hang, then gone, then back and empty."""
     blocks = make_chain("x", 9)
@@ -258,7 +294,7 @@ async def test_what_others_have_put_there_is_left_out_and_said(server: RedisProc
     worker = PublishingWorker(index.publication, make_info())
     index.follow(worker.info)
     worker.tell(stored(blocks[:3]))
-    await until(lambda: usable(index, blocks) == 3)
+    await until(lambda: usable(index, blocks) == 3 and index.leased == 1)
     garbage = [b"", b"\xc1", b"\xff" * 50, b"{}", b"\x80", bytes(range(256))]
     with server.client as client:
         for data in garbage:

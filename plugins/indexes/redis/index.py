@@ -147,7 +147,7 @@ class RedisIndex:
             await self._cursor(watched.info.fp)  # before the stream is read: entries after it are followed
             start = await self._starts.read(watched.info, dp_rank)
         except self._link.trouble as error:
-            self._link.failed(error)
+            self._failed(error)
             return False
         if start is None or self._watched.get(worker) is not watched:
             return False
@@ -172,7 +172,7 @@ class RedisIndex:
                 names = [keys.lease(id.decode(errors="replace")) for id in ids]
                 found += filter(None, await self._read_leases(names))
         except self._link.trouble as error:
-            self._link.failed(error)
+            self._failed(error)
         return found
 
     async def stop(self) -> None:
@@ -212,8 +212,7 @@ class RedisIndex:
                 attempts = 0
                 await self._clock.sleep(self._config.poll_seconds)
             except self._link.trouble as error:
-                self._link.failed(error)
-                self._check_at = 0.0
+                self._failed(error)
                 await self._clock.sleep(AWAY[min(attempts, len(AWAY) - 1)])
                 attempts += 1
             except Exception:  # a fault of our own must not end it
@@ -336,13 +335,20 @@ class RedisIndex:
         watched = self._watched.get(worker)
         if watched is None or (watched.connected and watched.parking):
             return False  # the gateway restores it
-        return await self.restore(worker, 0)
+        restored = await self.restore(worker, 0)
+        for entry in watched.unpark():  # there are none unless it failed: then the next look tries again
+            self._offer(watched, entry)
+        return restored
 
     def _healed(self, worker: str, task: asyncio.Task[bool]) -> None:
         if self._heals.get(worker) is task:
             del self._heals[worker]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("worker %s could not be restored from %s", worker, self._link.name, exc_info=error)
+
+    def _failed(self, error: Exception) -> None:
+        self._link.failed(error)
+        self._check_at = 0.0  # the next look says whether it works again
 
     def _unreadable(self, error: Exception) -> None:
         self.undecodable += 1
