@@ -14,6 +14,7 @@ from rich.text import Text
 from bien.core.clock import Clock
 from bien.replay.driver import Driver
 from bien.replay.processes import WARNING
+from bien.replay.say import as_is, say
 
 REFRESH = 0.5  # seconds
 PLAIN = 10.0
@@ -62,7 +63,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """A line that stays."""
-        (self._live.console if self._live else self._console).print(text, highlight=False, soft_wrap=True)
+        say(text, console=self._live.console if self._live else self._console)
 
     async def follow(self, driver: Driver, totals: Totals) -> None:
         """Show the run until cancelled."""
@@ -80,7 +81,7 @@ class Display:
         for who, (what, done, total) in self._steps.items():
             bar = ProgressBar(total=total, completed=done, width=30) if total else Text("")
             share = Text(f"{done / total:.0%}" if total else "")
-            table.add_row(Text(who, style="bold"), Text(what), bar, share)
+            table.add_row(as_is(who, "bold"), as_is(what), bar, share)
         return table
 
     def _running(self, driver: Driver, totals: Totals) -> RenderableType:

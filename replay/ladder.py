@@ -16,10 +16,10 @@ from bien.core.compose import compose
 from bien.core.deployment import Deployment, Selection
 from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
-from bien.replay.files import pretty, write_whole
+from bien.replay.files import check_folder, check_schema, pretty, write_whole
 from bien.replay.metrics import Throughput
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, check_folder
+from bien.replay.result import Result
 from bien.replay.turns_file import turns_path
 
 SCHEMA = "bien.ladder/1"
@@ -122,9 +122,8 @@ def climb(
         trees = concurrency if concurrency is not None else cap * workers
         load = msgspec.structs.replace(options, concurrency=trees).check()
         rungs.append((cap, _composed(deployment, cap, manager), load, rung_path(json, cap)))
-    results = [path for *_, path in rungs]
-    for path in (ladder_path(json), plot_path(json), *results, *map(turns_path, results)):
-        check_folder(path)
+    for path, what in ladder_outputs(json, caps):
+        check_folder(path, what)
     ladder: Ladder | None = None
     for number, (cap, chosen, load, path) in enumerate(rungs, 1):
         trees = load.concurrency
@@ -161,12 +160,11 @@ def mark(rungs: Sequence[Rung]) -> None:
 def read_ladder(path: Path) -> Ladder:
     """UserError naming the file when it is no ladder of this schema."""
     try:
-        ladder = msgspec.json.decode(path.read_bytes(), type=Ladder)
+        data = path.read_bytes()
+        check_schema(data, SCHEMA, path)
+        return msgspec.json.decode(data, type=Ladder)
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{path} is no ladder: {error}") from None
-    if ladder.schema != SCHEMA:
-        raise UserError(f"{path} has schema {ladder.schema!r}; valid: {SCHEMA!r}")
-    return ladder
 
 
 def rung_of(ladder: Ladder, name: str, result: Result) -> Rung | None:
@@ -196,6 +194,15 @@ def ladder_path(json: Path) -> Path:
 
 def plot_path(json: Path) -> Path:
     return json.with_name("ladder.png")
+
+
+def ladder_outputs(json: Path, caps: Sequence[int]) -> list[tuple[Path, str]]:
+    """Everything that a ladder writes, and what it is."""
+    made = [(ladder_path(json), "ladder"), (plot_path(json), "plot")]
+    for cap in caps:
+        path = rung_path(json, cap)
+        made += [(path, "result"), (turns_path(path), "turns")]
+    return made
 
 
 def _composed(deployment: Deployment, cap: int, manager: PluginManager) -> Deployment:

@@ -10,14 +10,10 @@ from rich.table import Table
 
 from bien.replay.ladder import Ladder, Rung, ladder_path, plot_path
 from bien.replay.run import INTERRUPTED
+from bien.replay.say import say
 
 COLUMNS = ("cap", "trees", "tok/s\np50", "user\np90", "output\ntok/s", "comp.", "logical")
 LATENCY = ("TTFT\np50 ms", "\np90 ms", "cache\nhit", "Pareto")
-
-
-def say(text: str) -> None:
-    """A line beside the results."""
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def finish_ladder(climbing: Iterator[Ladder], json: Path) -> int:
@@ -49,11 +45,9 @@ def print_ladder(ladder: Ladder, console: Console | None = None) -> None:
     console.print(table)
     for rung in ladder.rungs:
         for text in (*(f"not valid: {reason}" for reason in rung.reasons), *rung.notes):
-            console.print(
-                f"cap {rung.cap}: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
-            )
+            say(f"cap {rung.cap}: {text}", "yellow", console)
     if ladder.interrupted:
-        console.print("interrupted: later rungs are missing", style="yellow", highlight=False)
+        say("interrupted: later rungs are missing", "yellow", console)
 
 
 def _leave(ladder: Ladder, json: Path) -> None:

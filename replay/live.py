@@ -21,8 +21,10 @@ from bien.replay.display import Display
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
+from bien.replay.outputs import check_outputs, outputs_of
 from bien.replay.redis_option import without_credentials
-from bien.replay.result import Result, Validity, check_folder, write_result
+from bien.replay.report.words import counted
+from bien.replay.result import Result, Validity, write_result
 from bien.replay.stack_process import StackProcess
 from bien.replay.summary import print_summary
 from bien.replay.targets.http import HttpTarget
@@ -43,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
     deployment: Deployment | None = None
     url: str | None = None
     report: Path | None = None  # drawn by whoever runs this
+    source: str | None = None  # file or name of the deployment
 
 
 async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
@@ -53,9 +56,7 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     """
     manager = PluginManager.load()
     # Bad traces and options are refused before anything is started.
-    check_folder(plan.json)
-    if plan.report is not None:
-        check_folder(plan.report, "report")
+    check_outputs(outputs_of(plan.json, plan.report), plan.traces, manager, plan.source)
     survey = Survey(open_paths(plan.traces, manager), plan.options)
     clock = WallClock()
     while survey.advance():  # takes seconds for large traces: an interrupt must get through
@@ -155,7 +156,7 @@ async def _target(
     try:
         target = await _reach(stack, clock, seed)
         up = stack.up
-        display.note(f"serving {up.model} at {up.url} with {len(up.workers)} workers")
+        display.note(f"serving {up.model} at {up.url} with {counted(len(up.workers), 'worker')}")
         try:
             yield target, stack, up.workers[0].block_tokens
         finally:

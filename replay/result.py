@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bien.core.errors import ResourceError, UserError
-from bien.replay.files import part_of, pretty, write_whole
+from bien.core.errors import UserError
+from bien.replay.files import check_schema, pretty, write_whole
 from bien.replay.metrics import Distribution, Throughput
 
 SCHEMA = "bien.result/1"
@@ -177,27 +175,11 @@ def write_result(path: Path, result: Result) -> None:
     write_whole(path, pretty(result), "result")
 
 
-def check_folder(path: Path, what: str = "result") -> None:
-    """ResourceError now, not after a long run, when `path` cannot be written."""
-    part = part_of(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        part.write_bytes(b"")
-        part.unlink()
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {what} {path}: {error.strerror or error}; valid: a file in a folder that can be "
-            "written"
-        ) from None
-
-
 def read_result(path: Path) -> Result:
     """UserError naming the file when it is no result of this schema."""
     try:
-        result = msgspec.json.decode(path.read_bytes(), type=Result)
+        data = path.read_bytes()
+        check_schema(data, SCHEMA, path)
+        return msgspec.json.decode(data, type=Result)
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{path} is no result: {error}") from None
-    if result.schema != SCHEMA:
-        raise UserError(f"{path} has schema {result.schema!r}; valid: {SCHEMA!r}")
-    return result

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from rich.console import Console
-
 from bien.core.clock import WallClock
 from bien.replay.display import Display
 from bien.replay.live import Plan, replay
 from bien.replay.report.page import draw
 from bien.replay.result import Result
+from bien.replay.say import say
 from bien.replay.summary import print_summary
 
 INTERRUPTED = 130
@@ -24,7 +23,7 @@ def run_live(plan: Plan) -> int:
         return INTERRUPTED
     print_summary(result)
     if result.turns.count or result.turns.unfinished:
-        Console(stderr=True).print(f"written to {plan.json}", highlight=False, soft_wrap=True)
+        say(f"written to {plan.json}")
         if plan.report is not None:
             draw(plan.json, plan.report)
     if interrupted:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from bien.core.clock import WallClock
 from bien.core.deployment import Deployment
 from bien.replay.display import Display
+from bien.replay.report.words import counted
 from bien.replay.run import new_loop
 from bien.replay.stack import Stack
 
@@ -50,7 +51,8 @@ async def _serve(deployment: Deployment, attach: bool) -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 0
         stack = starting.result()
-    print(f"serving {stack.model_name} at {stack.url}/v1 with {len(stack.workers)} workers", flush=True)
+    workers = counted(len(stack.workers), "worker")
+    print(f"serving {stack.model_name} at {stack.url}/v1 with {workers}", flush=True)
     try:
         await stopping
         await _drain(stack, deployment.gateway.drain_seconds, signals)

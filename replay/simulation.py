@@ -28,6 +28,7 @@ from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
 from bien.replay.redis_option import INDEX
 from bien.replay.result import Result
+from bien.replay.signals import cancelling
 from bien.replay.slowdown import alone, slowdown
 from bien.replay.target import TargetInfo
 from bien.replay.targets.gateway import GatewayTarget
@@ -88,8 +89,8 @@ def simulate(
     on_tick: Callable[[Driver], None] = lambda driver: None,
     wrap: Callable[[BuiltWorker], BuiltWorker] = lambda built: built,
 ) -> Run:
-    """Run it to its end, or until Ctrl-C. `on_tick` is called now and then; `wrap` may observe each worker
-    (but for those of a second run, which is there for the slowdown only).
+    """Run it to its end, or until Ctrl-C or what ends it likewise (signals.py). `on_tick` is called now and
+    then; `wrap` may observe each worker (not those of a second run, which is there for the slowdown only).
 
     Raises:
         BienError: deployment or trace are wrong.
@@ -100,6 +101,8 @@ def simulate(
     if plan.slowdown and not run.interrupted:
         single = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, concurrency=1))
         ideal = _simulate(single, manager, alone(deployment, run.driver), on_tick)
+        if ideal.interrupted:
+            return run._replace(interrupted=True)
         run.result.jobs.slowdown = slowdown(run.driver, ideal.driver)
     return run
 
@@ -169,13 +172,14 @@ async def _run(
     load = WorkerLoad(clock, lambda: _busy(workers))
     beside = [asyncio.create_task(load.run()), asyncio.create_task(_tick(driver, on_tick))]
     interrupted = False
+    task = asyncio.current_task()
+    assert task is not None
     try:
         try:
-            await driver.run()
+            with cancelling(task):
+                await driver.run()
         except asyncio.CancelledError:  # Ctrl-C: what was simulated until now is kept
             interrupted = True
-            task = asyncio.current_task()
-            assert task is not None
             task.uncancel()
         await load.sample()
         for worker in workers if not interrupted else ():
@@ -190,9 +194,7 @@ async def _run(
     meta = trace.meta
     described: dict[str, Any] = msgspec.to_builtins(composition.deployment)
     described["gateway"]["secret"] = "set" if composition.spec.secret else ""
-    result = measure(
-        driver, meta, kind="simulated", deployment=described, interrupted=interrupted, load=load
-    )
+    result = measure(driver, meta, kind="simulated", deployment=described, interrupted=interrupted, load=load)
     return Run(driver, result, interrupted)
 
 

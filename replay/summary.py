@@ -7,6 +7,7 @@ from rich.table import Table
 
 from bien.replay.metrics import Distribution
 from bien.replay.result import Result
+from bien.replay.say import as_is, say
 
 
 def print_summary(result: Result, console: Console | None = None) -> None:
@@ -15,7 +16,7 @@ def print_summary(result: Result, console: Console | None = None) -> None:
     console.print(_facts_grid(result))
     console.print(_distributions(result))
     for reason in result.validity.reasons:
-        console.print(f"not valid: {reason}", style="yellow", highlight=False, soft_wrap=True)
+        say(f"not valid: {reason}", "yellow", console)
 
 
 def _distributions(result: Result) -> Table:
@@ -39,7 +40,7 @@ def _facts_grid(result: Result) -> Table:
     grid.add_column(style="bold")
     grid.add_column()
     for name, text in _facts(result):
-        grid.add_row(f"  {name}", text)
+        grid.add_row(f"  {name}", as_is(text))
     return grid
 
 

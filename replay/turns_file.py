@@ -15,7 +15,7 @@ import msgspec
 import zstandard
 
 from bien.core.errors import UserError
-from bien.replay.files import write_whole
+from bien.replay.files import check_schema, kept, write_whole
 from bien.replay.record import TurnRecord
 
 SCHEMA = "bien.turns/1"
@@ -99,12 +99,14 @@ def turn_lines(records: Iterable[TurnRecord], start: float) -> list[TurnLine]:
     ]
 
 
-def write_turns(result: Path, lines: Iterable[TurnLine]) -> Path:
-    """Write them beside a result that is written already.
+def write_turns(result: Path, lines: Iterable[TurnLine]) -> Path | None:
+    """Write them beside a result that is written already; not beside a device or pipe (None).
 
     Raises:
         ResourceError: the folder cannot be written to.
     """
+    if not kept(result):
+        return None
     path = turns_path(result)
     data = msgspec.json.Encoder().encode_lines([Header(result=_hash(result)), *lines])
     write_whole(path, zstandard.ZstdCompressor().compress(data), "turns")
@@ -120,13 +122,13 @@ def read_turns(path: Path, result: Path) -> list[TurnLine]:
     try:
         with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
             reader = io.BufferedReader(stream)
-            header = msgspec.json.decode(reader.readline(), type=Header)
+            first = reader.readline()
+            check_schema(first, SCHEMA, path)
+            header = msgspec.json.decode(first, type=Header)
             lines = msgspec.json.Decoder(TurnLine)
             turns = [lines.decode(line) for line in reader]
     except (OSError, zstandard.ZstdError, msgspec.DecodeError) as error:
         raise UserError(f"{path} holds no turns: {error}; valid: a {SUFFIX} file that bien wrote") from None
-    if header.schema != SCHEMA:
-        raise UserError(f"{path} has schema {header.schema!r}; valid: {SCHEMA!r}")
     if header.result != _hash(result):
         raise UserError(
             f"{path} is of another run than {result}; valid: the {SUFFIX} file written with that result"

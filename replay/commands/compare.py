@@ -22,8 +22,8 @@ def compare(
     """Put two results side by side. Refused if they did not measure the same load."""
     from bien.replay.compare import compare as put
     from bien.replay.compare_display import print_comparison
-    from bien.replay.files import pretty, spare, write_whole
-    from bien.replay.result import check_folder, read_result
+    from bien.replay.files import check_folder, pretty, spare, write_whole
+    from bien.replay.result import read_result
 
     if json is not None:
         spare(json, (a, b), "comparison")

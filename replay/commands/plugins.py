@@ -11,6 +11,7 @@ from rich.table import Table
 
 from bien.core.errors import PluginError
 from bien.core.plugins import PluginManager
+from bien.replay.say import as_is
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -31,7 +32,8 @@ def list_plugins(json: Json = False) -> None:
         return
     table = Table("kind", "name", "from", "summary", box=None)
     for row in rows:
-        table.add_row(row["kind"], row["name"], f"{row['distribution']} {row['version']}", row["summary"])
+        cells = (row["kind"], row["name"], f"{row['distribution']} {row['version']}", row["summary"])
+        table.add_row(*map(as_is, cells))
     Console().print(table)
 
 

@@ -57,13 +57,15 @@ def replay(
     from bien.core.errors import UserError
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
-    from bien.replay.ladder import check_alone, climb, parse_caps
-    from bien.replay.ladder_display import finish_ladder, say
+    from bien.replay.ladder import check_alone, climb, ladder_outputs, parse_caps
+    from bien.replay.ladder_display import finish_ladder
     from bien.replay.ladder_runs import live_rung
     from bien.replay.live import Plan
     from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.outputs import check_spared
     from bien.replay.redis_option import with_redis
     from bien.replay.run import run_live
+    from bien.replay.say import say
 
     options = ReplayOptions(
         concurrency=4 if concurrency is None else concurrency,
@@ -82,7 +84,10 @@ def replay(
         manager, paths = PluginManager.load(), tuple(trace or ())
         base = with_redis(composed(deployment).deployment, redis)
         run = live_rung(paths)
-        climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, run, say)
+        caps = parse_caps(ladder)
+        check_spared(ladder_outputs(json, caps), paths, manager, deployment)
+        climbing = climb(caps, base, options, concurrency, json, manager, run, say)
         raise typer.Exit(finish_ladder(climbing, json))
     chosen = None if url else with_redis(composed(deployment).deployment, redis)
-    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report)))
+    source = None if url else deployment
+    raise typer.Exit(run_live(Plan(tuple(trace or ()), options, json, chosen, url, report, source)))

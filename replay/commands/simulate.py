@@ -53,17 +53,18 @@ def simulate(
 ) -> None:
     """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
     executor of a constant cost per step and token. No model is loaded."""
-    from rich.console import Console
-
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
-    from bien.replay.ladder import check_alone, climb, parse_caps
-    from bien.replay.ladder_display import finish_ladder, say
+    from bien.replay.ladder import check_alone, climb, ladder_outputs, parse_caps
+    from bien.replay.ladder_display import finish_ladder
     from bien.replay.ladder_runs import simulated_rung
     from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.outputs import check_outputs, check_spared, outputs_of
     from bien.replay.report.page import draw
-    from bien.replay.result import check_folder, write_result
+    from bien.replay.result import write_result
     from bien.replay.run import INTERRUPTED
+    from bien.replay.say import say
+    from bien.replay.signals import end_as_ctrl_c
     from bien.replay.simulation import SimulationPlan
     from bien.replay.simulation import simulate as run
     from bien.replay.simulation_display import SimulationDisplay
@@ -71,6 +72,7 @@ def simulate(
     from bien.replay.traces import Survey, open_paths
     from bien.replay.turns_file import turn_lines, write_turns
 
+    end_as_ctrl_c()
     options = ReplayOptions(
         concurrency=4 if concurrency is None else concurrency,
         token_scale=fraction(token_scale, "--token-scale"),
@@ -86,11 +88,11 @@ def simulate(
     if ladder is not None:
         check_alone(None, report)
         base, rung = plan.deployment, simulated_rung(plan.traces, manager, slowdown)
-        climbing = climb(parse_caps(ladder), base, options, concurrency, json, manager, rung, say)
+        caps = parse_caps(ladder)
+        check_spared(ladder_outputs(json, caps), plan.traces, manager, deployment)
+        climbing = climb(caps, base, options, concurrency, json, manager, rung, say)
         raise typer.Exit(finish_ladder(climbing, json))
-    check_folder(json)
-    if report is not None:
-        check_folder(report, "report")
+    check_outputs(outputs_of(json, report), plan.traces, manager, deployment)
     with SimulationDisplay(survey) as display:
         done = run(plan, manager, display.tick)
     result = done.result
@@ -99,7 +101,7 @@ def simulate(
         write_turns(json, turn_lines(done.driver.records, done.driver.started))
     finally:
         print_summary(result)  # also when the disk is full by now
-    Console(stderr=True).print(f"written to {json}", highlight=False, soft_wrap=True)
+    say(f"written to {json}")
     if report is not None:
         draw(json, report)
     if done.interrupted:

@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, StrictUndefined
-from rich.console import Console
 
 from bien.core.errors import UserError
-from bien.replay.files import spare, write_whole
+from bien.replay.files import check_folder, spare, write_whole
 from bien.replay.ladder import Ladder, Rung, ladder_path, read_ladder, rung_of
 from bien.replay.metrics import Distribution
 from bien.replay.report import figures
 from bien.replay.report.timeline import Timeline, timelines
 from bien.replay.report.words import clean, counted
-from bien.replay.result import Cache, Card, Result, check_folder, read_result
+from bien.replay.result import Cache, Card, Result, read_result
+from bien.replay.say import say
 from bien.replay.turns_file import TurnLine, read_turns, turns_path
 
 SESSIONS = 24  # drawn one by one
@@ -59,13 +59,13 @@ def draw(result: Path, out: Path, records: Path | None = None) -> None:
     """
     if records is None and turns_path(result).exists():
         records = turns_path(result)
-    spare(out, [result, *([records] if records else [])], "report")
+    spare(out, [result, ladder_path(result), *([records] if records else [])], "report")
     check_folder(out, "report")
     read = _read(result)
     turns = _turns(records, result, read) if records is not None else None
     ladder = _ladder(result, read)
     write_whole(out, render(read, turns, str(result), ladder).encode(), "report")
-    Console(stderr=True).print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
+    say(f"written to {out}")
 
 
 def render(

@@ -9,9 +9,11 @@ import pytest
 from bien.core.clock import VirtualClock
 from bien.core.errors import ResourceError, UserError
 from bien.replay.driver import Driver
+from bien.replay.files import check_folder
+from bien.replay.ladder import read_ladder
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, check_folder, read_result, write_result
+from bien.replay.result import Result, read_result, write_result
 from bien.replay.target import TurnRequest
 from bien.replay.worker_load import WorkerLoad
 from bien.traces.model import Fidelity, Session, TraceMeta
@@ -163,6 +165,21 @@ def test_results_that_cannot_be_written_or_read_are_named(tmp_path: Path) -> Non
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UserError, match=r"x\.json is no result"):
         read_result(tmp_path / "x.json")
+
+
+def test_another_schema_is_named_before_its_fields_are_missed(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for read, valid in ((read_result, "bien.result/1"), (read_ladder, "bien.ladder/1")):
+        path.write_text('{"schema": "bien.result/0", "turns": []}')
+        with pytest.raises(UserError, match=rf"x\.json has schema 'bien\.result/0'; valid: '{valid}'"):
+            read(path)
+        path.write_text(f'{{"schema": "{valid}"}}')
+        with pytest.raises(UserError, match=r"x\.json is no .*missing required field"):
+            read(path)
+    for data in ("[]", "{", "", "3"):
+        path.write_text(data)
+        with pytest.raises(UserError, match=r"x\.json is no result"):
+            read_result(path)
 
 
 def test_sessions_of_one_scope_share_what_is_ideal() -> None:

@@ -312,7 +312,7 @@ async def test_workers_and_gateway_as_commands(model: Path, server: RedisProcess
             for n, number in ((1, signal.SIGKILL), (2, signal.SIGTERM)):
                 gateway, said = await command("serve", str(file), "--redis", server.url, "--attach")
                 gateways.append(gateway)
-                url = re.search(r"at (http://\S+)/v1 with 1 workers", said)
+                url = re.search(r"at (http://\S+)/v1 with 1 worker", said)
                 assert url is not None, said
                 usage = await turn(http, url[1], prompt(0, n))
                 assert usage["prompt_tokens_details"]["cached_tokens"] == 48 * (n - 1)

@@ -19,6 +19,7 @@ from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
 from bien.replay.simulation import SimulationPlan
 from bien.replay.simulation import simulate as simulation
+from bien.replay.traces import sample_path
 
 MEMORY = "ulimit -v 8000000; exec "
 
@@ -81,6 +82,65 @@ def test_interrupted_it_keeps_what_was_simulated() -> None:
     assert run.interrupted
     assert struck and struck[0] <= run.result.turns.count < 47
     assert run.result.validity.reasons[0].startswith("interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("ladder", [(), ("--ladder", "1,64")])
+def test_a_signal_ends_it_with_its_table(number: int, ladder: tuple[str, ...], tmp_path: Path) -> None:
+    """Sent as soon as a first turn, or rung, is over."""
+    strike = """
+import os, signal, sys
+from bien.replay import cli, ladder, simulation
+number, = map(int, sys.argv.pop(1).split())
+seen = [0]
+run, busy = simulation._simulate, simulation.Driver.run
+if "--ladder" in sys.argv:
+    def again(*arguments, **more):
+        seen[0] += 1
+        if seen[0] == 2:
+            os.kill(os.getpid(), number)
+        return run(*arguments, **more)
+    simulation._simulate = again
+else:
+    async def some(self):
+        self.clock  # a virtual one
+        async def soon():
+            while not self.tally.turns:
+                await self.clock.sleep(1)
+            os.kill(os.getpid(), number)
+        import asyncio
+        task = asyncio.create_task(soon())
+        await busy(self)
+    simulation.Driver.run = some
+cli.main()
+"""
+    command = [sys.executable, "-c", strike, str(number), "simulate", "--concurrency", "1", *ladder]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done
+    assert "Traceback" not in done.stderr
+    if ladder:
+        assert "Pareto" in done.stdout and (tmp_path / "ladder.png").is_file()
+        assert len(json.loads((tmp_path / "ladder.json").read_text())["rungs"]) == 1
+    else:
+        assert "cache hit" in done.stdout and "written to result.json" in done.stderr
+        reasons = json.loads((tmp_path / "result.json").read_text())["validity"]["reasons"]
+        assert reasons[0].startswith("interrupted")
+
+
+def test_what_is_read_or_cannot_be_written_is_found_before_the_run(tmp_path: Path) -> None:
+    trace = tmp_path / "t.bien.jsonl"
+    (tmp_path / "w[" / "x]").mkdir(parents=True)
+    trace.write_bytes(sample_path().read_bytes())
+    for arguments in (("--json", f"'{trace.name}'"), ("--ladder", "1", "--json", "x.json", "'ladder.json'")):
+        if "--ladder" in arguments:
+            trace = trace.rename(tmp_path / "ladder.json")
+        code, err = simulate(f"'{trace.name}'", *arguments, cwd=tmp_path)
+        assert code == 2 and "is read to make the" in err, err
+        assert trace.read_bytes() == sample_path().read_bytes()
+    code, err = simulate("--report", "r.json", "--json", "r.json", cwd=tmp_path)
+    assert code == 2 and "is where the result goes" in err, err
+    code, err = simulate("--sessions", "1", "--json", "'w[/x]/r.json'", cwd=tmp_path)
+    assert code == 0 and "written to w[/x]/r.json" in err, err
 
 
 def test_a_time_beyond_reason_is_refused(tmp_path: Path) -> None:
