@@ -19,6 +19,15 @@ COUNTS = {
     "llama-3.1-8b": (8.03e9, 8.03e9, 131_072),
     "llama-3.1-70b": (70.55e9, 70.55e9, 327_680),
     "qwen3-coder-480b": (480.15e9, 35.47e9, 253_952),
+    "glm-4.7": (352.8e9, 33.6e9, 376_832),
+    "glm-5.1": (743.91e9, 41.78e9, 109_824),
+    "glm-5.3": (743.38e9, 41.25e9, 95_232),
+    "deepseek-v3": (671.03e9, 37.55e9, 70_272),
+    "deepseek-v3.2": (671.88e9, 38.4e9, 85_888),
+    "kimi-k2": (1026.41e9, 32.86e9, 70_272),
+    "kimi-linear-48b": (49.12e9, 3.48e9, 8_064),
+    "kimi-k3": (2779.5e9, 105.36e9, 27_648),
+    "gpt-oss-120b": (116.83e9, 5.71e9, 36_864),
     "smollm2-135m": (134.515e6, 134.515e6, 23_040),
 }
 
@@ -36,7 +45,19 @@ def test_counts_of_known_models(name: str) -> None:
     assert about["parameters"]["total"] == pytest.approx(total, rel=1e-3)
     assert about["parameters"]["active"] == pytest.approx(active, rel=1e-3)
     assert about["kv_bytes_per_token"] == kv
+    further = about["weight_bytes"].pop("mtp", 0)  # layers for further tokens, counted apart
     assert sum(about["weight_bytes"].values()) == 2 * about["parameters"]["total"]
+    assert bool(further) is (name in ("glm-4.7", "glm-5.1", "glm-5.3", "deepseek-v3", "deepseek-v3.2"))
+
+
+def test_constants_of_models_with_states_and_windows() -> None:
+    """What a sequence holds whatever its length: states in float32, convolutions, windows."""
+    k3 = inspect("kimi-k3")
+    assert k3["parameters"]["active_without_embedding"] == pytest.approx(104.2e9, rel=1e-3)
+    constant = {g["name"]: g["constant_bytes"] for g in k3["groups"]}
+    assert constant["state"] == pytest.approx(434.1e6, rel=1e-3)
+    assert k3["kv_constant_bytes"] == pytest.approx(434.1e6 + 15.3e6, rel=1e-3)
+    assert inspect("gpt-oss-120b")["kv_constant_bytes"] == pytest.approx(4.7e6, rel=1e-2)
 
 
 def test_flops_grow_with_the_context() -> None:
