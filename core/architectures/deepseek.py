@@ -58,6 +58,7 @@ class DeepseekReader:
         config = {
             **config,
             **types,
+            "n_routed_experts": mixture[1],
             "rope": (rope := rope_parameters(config, model)),
             "attention_scale": _scale(sizes["nope"] + sizes["rope"], rope),
             "latent_norm_eps": NORM_EPS,

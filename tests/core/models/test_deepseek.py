@@ -180,17 +180,26 @@ def test_shared_layers_see_what_the_last_full_one_chose(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm_moe_dsa"])
 def test_half_precision_is_near(kind: str, tmp_path: Path) -> None:
-    """Balancing biases far from zero that differ by less than 16 bits tell are kept in 32."""
-    choosing = INDEXER | {"index_topk": 40} if kind == "glm_moe_dsa" else {}
-    folder = draw(tmp_path, kind, **choosing)
-    rng = np.random.default_rng(1)
-    change(
-        folder, e_score_correction_bias=lambda t: (30 + 0.05 * rng.normal(size=t.shape)).astype(np.float32)
-    )
+    """Where nothing is chosen that rounding could turn: every expert and position is taken."""
+    choosing = INDEXER | {"index_topk": 64} if kind == "glm_moe_dsa" else {}
+    folder = draw(tmp_path, kind, **choosing, num_experts_per_tok=12, topk_group=4)
     tokens = tokens_of(1, 50)
-    full = last_logits(folder, tokens)
-    half = last_logits(folder, tokens, dtype="bfloat16")
-    assert np.linalg.norm(half - full) / np.linalg.norm(full) < 0.1
+    full, half = last_logits(folder, tokens), last_logits(folder, tokens, dtype="bfloat16")
+    assert np.linalg.norm(half - full) / np.linalg.norm(full) < 0.05
+
+
+def test_what_decides_keeps_its_bits(tmp_path: Path) -> None:
+    """Balancing biases far from zero differ by less than 16 bits tell."""
+    folder = draw(tmp_path, "glm_moe_dsa", **INDEXER)
+    rng = np.random.default_rng(1)
+    change(folder, e_score_correction_bias=lambda t: (30 + 0.05 * rng.normal(size=t.shape)).astype(t.dtype))
+    x = torch.randn(200, 48, generator=torch.Generator().manual_seed(2)).bfloat16()
+    chosen = []
+    for dtype in ("float32", "bfloat16"):
+        layer = Driver(folder, dtype=dtype).executor.model.layers[2]
+        chosen.append(layer.feed_forward.router(x.to(getattr(torch, dtype)))[0])
+        assert layer.mixer.indexer.weights.dtype is torch.float32
+    assert torch.equal(*chosen)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "glm-5"])
