@@ -114,15 +114,14 @@ def climb(
     Raises:
         BienError: a cap or option is wrong (before anything runs), or a rung failed.
     """
-    if not json.name or json.is_dir():
-        raise UserError(f"--json is {str(json)!r}, a folder; valid: a file, the rungs' results get its name")
+    outputs = ladder_outputs(json, caps)
     workers = sum(pool.count for pool in deployment.pool)
     rungs = []
     for cap in caps:
         trees = concurrency if concurrency is not None else cap * workers
         load = msgspec.structs.replace(options, concurrency=trees).check()
         rungs.append((cap, _composed(deployment, cap, manager), load, rung_path(json, cap)))
-    for path, what in ladder_outputs(json, caps):
+    for path, what in outputs:
         check_folder(path, what)
     ladder: Ladder | None = None
     for number, (cap, chosen, load, path) in enumerate(rungs, 1):
@@ -197,7 +196,9 @@ def plot_path(json: Path) -> Path:
 
 
 def ladder_outputs(json: Path, caps: Sequence[int]) -> list[tuple[Path, str]]:
-    """Everything that a ladder writes, and what it is."""
+    """Everything that a ladder writes, and what it is. UserError when `json` is a folder."""
+    if not json.name or json.is_dir():
+        raise UserError(f"--json is {str(json)!r}, a folder; valid: a file, the rungs' results get its name")
     made = [(ladder_path(json), "ladder"), (plot_path(json), "plot")]
     for cap in caps:
         path = rung_path(json, cap)

@@ -75,7 +75,7 @@ def test_a_simulated_ladder_of_the_sample(tmp_path: Path) -> None:
     [
         (["simulate", "--ladder", "1,x"], "--ladder is '1,x'; valid: batch caps from 1 to 4096"),
         (["simulate", "--ladder", "1", "--concurrency", "0"], "--concurrency is 0; valid: 1 to"),
-        (["simulate", "--ladder", "1", "--json", "none/r.json"], "cannot write result none/ladder.json"),
+        (["simulate", "--ladder", "1", "--json", "none/r.json"], "cannot write ladder none/ladder.json"),
         (["simulate", "--ladder", "1", "--json", "."], "--json is '.', a folder; valid: a file"),
         (["replay", "--ladder", "1", "--json", "/"], "--json is '/', a folder; valid: a file"),
         (["replay", "--ladder", "1", "--url", "http://127.0.0.1:1"], "cannot do that at --url"),
