@@ -15,12 +15,14 @@ from bien.core.architectures.builtin import config as known_config
 from bien.core.architectures.builtin import known
 from bien.core.architectures.deepseek import DeepseekReader
 from bien.core.architectures.fields import ITEM_BYTES
+from bien.core.architectures.gguf import GgufFile, find_gguf, gguf_config
 from bien.core.architectures.glm4_moe import Glm4MoeReader
 from bien.core.architectures.gpt_oss import GptOssReader
 from bien.core.architectures.kimi_linear import KimiLinearReader
 from bien.core.architectures.llama import LlamaReader
 from bien.core.architectures.qwen3 import Qwen3MoeReader, Qwen3Reader
 from bien.core.errors import ModelError, UserError, nearest
+from bien.core.text.gguf_vocab import end_tokens
 
 _LATER = {"tiny_hybrid": "bien.core.architectures.tiny_hybrid:TinyHybridReader"}  # imported when asked for
 _readers: dict[str, ArchitectureReader] = {}
@@ -92,6 +94,10 @@ def read_architecture(
 def _configs(model: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if model in known():
         return known_config(model), {}
+    source = find_gguf(model)
+    if source is not None:
+        file = GgufFile(source)
+        return gguf_config(file), {"eos_token_id": end_tokens(file.fields)}
     folder = Path(model)
     path = folder / "config.json"
     if not path.is_file():

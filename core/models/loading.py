@@ -1,4 +1,4 @@
-"""`Checkpoint`: the safetensors of a model folder, memory-mapped, checked, and taken tensor by tensor."""
+"""`Checkpoint`: the safetensors of a model folder (or its GGUF), mapped, checked, taken tensor by tensor."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from bien.core.errors import ModelError, ResourceError
 from bien.core.models.formats import PLAIN, Stored, find_stored
+from bien.core.models.gguf import linked
+from bien.core.models.gguf_parts import gguf_parts
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -45,6 +47,9 @@ class Checkpoint:
         ModelError when a file is missing, cut short, or no safetensors file, or a quantized tensor is
         incomplete."""
         files, parts = ExitStack(), {}
+        if (source := linked(folder)) is not None:
+            stored = find_stored(gguf_parts(source, config or {}), {}, str(source))
+            return cls(folder, stored, files, dtype, device)
         prefix = (config or {}).get("weights_prefix", "")
         try:
             for path in shards(folder):

@@ -65,10 +65,6 @@ def byte_pairs(
 ) -> Library:
     """`vocab` and `merges` in the byte alphabet; `added` by id: within `vocab`, or behind it without a gap.
     `bos`: what a bare text begins with. ModelError naming `where` for what does not fit together."""
-    lacking = [c for c in byte_alphabet() if c not in vocab]
-    if lacking:
-        bytes_ = ", ".join(f"{byte_alphabet()[c]:#04x}" for c in lacking[:8])
-        raise ModelError(f"{where}: the vocabulary lacks the tokens of {len(lacking)} bytes: {bytes_}")
     try:
         library = Library(models.BPE(dict(vocab), merges, fuse_unk=False, ignore_merges=pre.whole_words))
     except Exception as error:  # the library raises bare Exceptions

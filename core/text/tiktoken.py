@@ -77,7 +77,7 @@ def load_tiktoken(path: Path) -> Library:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Token -> rank, the ranks 0, 1, 2 ... ModelError naming the line that is wrong."""
+    """Token -> rank, the ranks 0, 1, 2 ..., every byte a token. ModelError naming the line that is wrong."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line:
@@ -90,6 +90,9 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             raise ModelError(
                 f"{path} line {number} is {shown!r}; a line holds a token in base64 and its rank"
             ) from error
+    lacking = [b for b in range(256) if bytes([b]) not in ranks]
+    if lacking:
+        raise ModelError(f"{path} lacks the tokens of {len(lacking)} bytes: {lacking[:8]}")
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise ModelError(f"{path}: its {len(ranks)} tokens do not have the ranks 0 to {len(ranks) - 1}")
     return ranks
