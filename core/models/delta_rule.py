@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from bien.core.executors.rows import Rows
 
-CHUNK = 32  # tokens that are computed together; memory grows with its square
-LONG = 12  # rows with more tokens go chunk by chunk
+CHUNK = 16  # tokens that are computed together
+LONG = 8  # rows with more tokens go chunk by chunk
+SIZE = 1 << 21  # elements of the largest tensor on the way, chunks of a row side by side
 
 
 def delta_rule(
@@ -65,33 +67,43 @@ def _index(places: np.ndarray[tuple[int], np.dtype[np.int64]], like: Tensor) -> 
 def _along(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # One sequence: state [heads, d, d], the others [T, heads, .] -> outputs [T, heads, d], state.
-    q, k, v, decay = (x.transpose(0, 1) for x in (q, k, v, decay))
-    rate, mixed = rate.t()[..., None], torch.empty_like(v)
-    for at in range(0, q.shape[1], CHUNK):
-        part = slice(at, at + CHUNK)
-        mixed[:, part], state = _chunk(state, *(x[:, part] for x in (q, k, v, decay, rate)))
-    return mixed.transpose(0, 1), state
-
-
-def _chunk(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor
-) -> tuple[Tensor, Tensor]:
-    # With G_i the sum of g up to token i and w_i = b_i (v_i - S_{i-1} diag(exp(g_i)) k_i), what it writes:
+    # One sequence: state [heads, d, d], the others [T, heads, .] -> outputs [T, heads, d], state. With G_i
+    # the sum of g up to token i of a chunk and w_i = b_i (v_i - S_{i-1} diag(exp(g_i)) k_i), what it writes:
     #     S_i = S_0 diag(exp(G_i)) + sum over j <= i of w_j (k_j exp(G_i - G_j))^T
-    # so that all w of a chunk solve one triangular system. Only differences G_i - G_j <= 0 are
-    # exponentiated: nothing overflows, however strong the decay is.
-    total = decay.cumsum(1)
-    count = total.shape[1]
-    later = torch.ones(count, count, dtype=torch.bool, device=q.device).triu(1)
-    since = (total[:, :, None] - total[:, None]).masked_fill_(later[:, :, None], float("-inf")).exp_()
-    faded = since * k[:, None]  # [heads, i, j, d]: k_j exp(G_i - G_j)
-    pairs = torch.matmul(faded, torch.stack([k, q], -1))  # [heads, i, j, 2]: its products with k_i and q_i
+    # so that all w of a chunk solve one triangular system, linear in S_0.
+    tokens, (heads, d) = len(q), q.shape[1:]
+    rest = -tokens % CHUNK  # tokens that change nothing fill the last chunk
+    q, k, v, decay, rate = (
+        F.pad(x, (0, 0, 0, 0, 0, rest)).unflatten(0, (-1, CHUNK)).transpose(1, 2)
+        for x in (q, k, v, decay, rate[..., None])
+    )  # [chunks, heads, CHUNK, .]
+    mixed, together = torch.empty_like(v), max(1, SIZE // (heads * CHUNK * CHUNK * d))
+    into = state.transpose(1, 2)  # [heads, key, value]
+    for first in range(0, len(q), together):
+        part = slice(first, first + together)
+        inner = _inside(*(x[part] for x in (q, k, v, decay, rate)))
+        for i, (written, cleared, asked, pairs, left, last) in enumerate(zip(*inner, strict=True), first):
+            wrote = written - cleared @ into
+            mixed[i] = asked @ into + pairs @ wrote
+            into = torch.baddbmm(into * left, last, wrote)
+    return mixed.transpose(1, 2).flatten(0, 1)[:tokens], into.transpose(1, 2)
+
+
+def _inside(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor) -> tuple[Tensor, ...]:
+    # What chunks do whatever state they begin with. Only differences G_i - G_j <= 0 are exponentiated:
+    # nothing overflows, however strong the decay is.
+    total = decay.cumsum(2)
+    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    since = (total[:, :, :, None] - total[:, :, None]).masked_fill_(later[..., None], float("-inf")).exp_()
+    faded = since * k[:, :, None]  # [chunks, heads, i, j, d]: k_j exp(G_i - G_j)
+    pairs = torch.matmul(faded, torch.stack([k, q], -1))  # [.., i, j, 2]: its products with k_i and q_i
     begun = total.exp()
-    into = state.transpose(1, 2)
-    system = torch.tril(rate * pairs[..., 0], -1)
-    written = torch.linalg.solve_triangular(
-        system, rate * (v - (k * begun) @ into), upper=False, unitriangular=True
+    both = torch.linalg.solve_triangular(
+        torch.tril(rate * pairs[..., 0], -1),
+        rate * torch.cat([v, k * begun], -1),
+        upper=False,
+        unitriangular=True,
     )
-    mixed = (q * begun) @ into + pairs[..., 1] @ written
-    return mixed, state * begun[:, -1:] + written.transpose(1, 2) @ faded[:, -1]
+    written, cleared = both.split(v.shape[-1], -1)
+    left, last = begun[:, :, -1, :, None], faded[:, :, -1].transpose(2, 3)
+    return written, cleared, q * begun, pairs[..., 1], left, last
