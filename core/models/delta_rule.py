@@ -74,7 +74,7 @@ def _along(
     tokens, (heads, d) = len(q), q.shape[1:]
     rest = -tokens % CHUNK  # tokens that change nothing fill the last chunk
     q, k, v, decay, rate = (
-        F.pad(x, (0, 0, 0, 0, 0, rest)).unflatten(0, (-1, CHUNK)).transpose(1, 2)
+        F.pad(x, (0, 0, 0, 0, 0, rest)).view(-1, CHUNK, heads, x.shape[-1]).transpose(1, 2)
         for x in (q, k, v, decay, rate[..., None])
     )  # [chunks, heads, CHUNK, .]
     mixed, together = torch.empty_like(v), max(1, SIZE // (heads * CHUNK * CHUNK * d))
