@@ -163,7 +163,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                     f"{moe}experts.{e}.w2.weight": (width, inner),
                     f"{moe}experts.{e}.w3.weight": (inner, width),
                 }
-            if width != h:
+            if c.get("routed_expert_hidden_size"):
                 layer[f"{moe}routed_expert_down_proj.weight"] = (width, h)
                 layer[f"{moe}routed_expert_up_proj.weight"] = (h, width)
                 if c["latent_moe_use_norm"]:

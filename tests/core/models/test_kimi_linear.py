@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from bien.core.architectures.registry import read_architecture
 from bien.core.architectures.weights import expected
@@ -208,6 +209,42 @@ def test_one_long_row_of_drafts(k3: Path) -> None:
     d.step({a: 1})
     exact = oracle.logits(d.content[a][:-1])[-1]
     assert np.abs(d.logits[a][0] - exact).max() <= 1e-10 * np.abs(exact).max()
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """As K3's checkpoint has them: codes of E2M1 in pairs and a power of two for each 32 of a row."""
+    config = k3_config(routed_expert_hidden_size=32, moe_intermediate_size=64, num_hidden_layers=7)
+    plain, packed = write_tiny(tmp_path / "plain", config), tmp_path / "packed"
+    tensors = load_file(plain / "model.safetensors")
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    rng, stored = np.random.default_rng(5), {}
+    for name, tensor in tensors.items():
+        if ".experts." not in name:
+            stored[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        codes = rng.integers(0, 16, (rows, columns), np.uint8)
+        scales = rng.integers(123, 127, (rows, columns // 32), np.uint8)
+        tensors[name] = levels[codes] * np.exp2(scales.astype(np.float32) - 127).repeat(32, 1)
+        own = name.removesuffix(".weight")
+        stored[f"{own}.weight_packed"] = codes[:, ::2] | codes[:, 1::2] << 4
+        stored[f"{own}.weight_scale"] = scales
+    save_file(tensors, plain / "model.safetensors")
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    config["text_config"]["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"],
+    }
+    packed.mkdir()
+    (packed / "config.json").write_text(json.dumps(config))
+    save_file(stored, packed / "model.safetensors")
+    d = Driver(packed, dtype="float64")
+    slot = d.add(text(70, 20))
+    d.step({slot: 20})
+    exact = Oracle(plain).logits(text(70, 20))[-1]
+    assert np.abs(d.logits[slot][0] - exact).max() <= 1e-10 * np.abs(exact).max()
 
 
 # -- through the engine: one greedy text, whatever is cached, evicted, restored, drafted or cut
