@@ -77,7 +77,7 @@ def byte_pairs(
     )
     library.decoder = decoders.ByteLevel()
     library.add_tokens([AddedToken(t.text, **_flags(t)) for _, t in sorted(added.items())])
-    for id, token in added.items():
+    for id, token in sorted(added.items()):
         found = library.token_to_id(token.text)
         if found != id:
             raise ModelError(

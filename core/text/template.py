@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,8 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 
 Templates = dict[str, str]
 """Sources by name: "default", and "tool_use" where tools have their own; other names are not asked for."""
+
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(fd[de][0-9a-f])")
 
 
 class ChatTemplate:
@@ -156,9 +159,11 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    # Noncharacters mark what a client wrote; they are taken out again, if they stay what they are.
+    return _ESCAPED.sub(lambda m: m[1] + chr(int(m[2], 16)), text) if ensure_ascii else text
 
 
 def _raise(message: str) -> NoReturn:

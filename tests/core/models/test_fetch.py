@@ -63,7 +63,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_model(tmp_path) == tmp_path
     with pytest.raises(
         ModelError,
-        match=r"give a model folder, a .gguf file, or a name; valid: smollm2-135m; did you mean 'smollm2-135m'\?$",
+        match=r"a model folder, a .gguf file, or a name; valid: smollm2-135m; did you mean 'smollm2-135m'\?$",
     ):
         resolve_model("smollm-135m")
 

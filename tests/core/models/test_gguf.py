@@ -1,4 +1,4 @@
-"""GGUF files as models: tensors, config and tokenizer as transformers would have written them, or a refusal."""
+"""GGUF files as models: tensors, config and text as transformers would have written them, or a refusal."""
 
 from __future__ import annotations
 
