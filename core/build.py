@@ -236,7 +236,8 @@ def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple
         pool.model.dtype,
         pool.model.block_tokens,
         pool.spec.quantizer,
-        groups,
+        # Where states are kept does not change what is kept.
+        tuple(msgspec.structs.replace(group, snapshot=SnapshotPolicy()) for group in groups),
     )
     packed = msgspec.msgpack.encode(named, order="deterministic")
     return hashlib.blake2b(packed, digest_size=8, person=b"bien-fp").hexdigest()

@@ -6,7 +6,7 @@ each in a KV group of its own: the last inputs of the convolution, and what the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class DeltaAttention:
 
         make = parts.quantizer.linear
         self.qkv = make(prefix + "qkv_proj", weight("q_proj", "k_proj", "v_proj"), None)
-        taps = weight("q_conv1d", "k_conv1d", "v_conv1d")
+        taps = torch.cat([source.take(f"{prefix}{n}_conv1d.weight", wide=True) for n in "qkv"])
         self.taps = taps[:, 0].t().contiguous()  # [kernel, channels], the newest input last
         gate = ("g_proj",) if c["full_rank_gate"] else ("g_a_proj", "g_b_proj")
         self.gate = [make(prefix + n, weight(n), None) for n in gate]
@@ -62,7 +62,7 @@ class DeltaAttention:
 
     def __call__(self, x: Tensor, rows: Rows) -> Tensor:
         """Normed hidden [N, H] -> [N, H]. Continues from, and stores, the rows' states."""
-        mixed = self._convolved(self.qkv(x), rows).to(self.wide)
+        mixed = self._convolved(self.qkv(x), rows)
         q, k, v = mixed.view(-1, 3, self.heads, self.dim).unbind(1)
         state = rows.load_states(self.layer, STATE).view(-1, self.heads, self.dim, self.dim)
         rate = torch.sigmoid(F.linear(x, self.rate)).to(self.wide)
@@ -85,28 +85,44 @@ class DeltaAttention:
         return bounded
 
     def _convolved(self, inputs: Tensor, rows: Rows) -> Tensor:
-        # [N, channels]. In `line` each sequence's tokens stand behind the inputs that its state remembers:
-        #     [ s s s a a a a a | s s s b | ... ]
+        # [N, channels], in float32 at least, as the taps are.
         before, channels = self.kernel - 1, inputs.shape[1]
-        remembered = rows.load_states(self.layer, CONV).view(-1, before, channels)
-        owner = np.repeat(np.arange(len(rows.counts)), rows.counts)
-        place = np.arange(len(owner)) + (owner + 1) * before  # of every token in the line
-        line = inputs.new_empty(len(owner) + before * len(rows.counts), channels)
-        line[torch.from_numpy(place).to(inputs.device)] = inputs
-        starts = rows.offsets[:-1] + np.arange(len(rows.counts)) * before
-        begin = torch.from_numpy(starts[:, None] + np.arange(before)).to(inputs.device)
-        line[begin] = remembered.to(inputs.dtype)
+        places = _places(rows, before)
+        line = inputs.new_empty(rows.tokens + before * len(rows.counts), channels)
+        line[places.tokens] = inputs
+        line[places.remembered] = rows.load_states(self.layer, CONV).view(-1, before, channels)
         width = len(line) - before
         out = line[:width] * self.taps[0]
         for j in range(1, self.kernel):
-            out.addcmul_(line[j : j + width], self.taps[j])
-        # The states after the last `keep` tokens of every row: the inputs up to each.
-        keep = rows.keep.astype(np.int64)
-        first = np.repeat(rows.offsets[1:] - keep - (np.cumsum(keep) - keep), keep)
-        last = place[first + np.arange(int(keep.sum()))]
-        window = torch.from_numpy(last[:, None] + np.arange(1 - before, 1)).to(inputs.device)
-        rows.store_states(self.layer, line[window].flatten(1), CONV)
-        return F.silu(out[torch.from_numpy(place - before).to(inputs.device)])
+            out.addcmul_(line[j : j + width].to(self.wide), self.taps[j])
+        rows.store_states(self.layer, line[places.kept].flatten(1), CONV)
+        return F.silu(out[places.tokens - before])
+
+
+class _Places(NamedTuple):
+    # Inputs of a convolution in one line: each sequence's tokens behind the inputs that its state remembers.
+    #     [ s s s a a a a a | s s s b | ... ]
+    tokens: Tensor  # [N]
+    remembered: Tensor  # [S, kernel - 1]
+    kept: Tensor  # [sum(keep), kernel - 1] the states after a row's last `keep` tokens: inputs up to each
+
+
+def _places(rows: Rows, before: int) -> _Places:
+    # The same for all layers of a step.
+    key = ("places of inputs", before)
+    found: _Places | None = rows.shared.get(key)
+    if found is None:
+        sequence, keep = np.arange(len(rows.counts)), rows.keep.astype(np.int64)
+        tokens = np.arange(rows.tokens) + (np.repeat(sequence, rows.counts) + 1) * before
+        first = rows.offsets[:-1] + sequence * before
+        late = np.repeat(rows.offsets[1:] - np.cumsum(keep), keep) + np.arange(int(keep.sum()))
+        arrays = (
+            tokens,
+            first[:, None] + np.arange(before),
+            tokens[late][:, None] + np.arange(1 - before, 1),
+        )
+        found = rows.shared[key] = _Places(*(torch.from_numpy(x).to(rows.device) for x in arrays))
+    return found
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from bien.core.architectures.registry import read_architecture
 from bien.core.architectures.weights import expected
-from bien.core.build import build
+from bien.core.build import build, fingerprint
 from bien.core.clock import WallClock
 from bien.core.compose import compose
 from bien.core.deployment import Deployment, ModelSpec, PoolSpec
@@ -311,6 +311,8 @@ def test_a_deployment_says_where_states_are_kept(every: int, hit: int, k3: Path)
             cached += [o.cached for o in report.outputs if o.cached >= 0]
     assert cached == [0, hit]
     assert worker.info.snapshot_tokens == (0, every, every)
+    usual = compose(Deployment(model, pool=(PoolSpec(slots=2),)), PluginManager.load("")).pools[0]
+    assert worker.info.fp == fingerprint(usual, worker.architecture, worker.architecture.groups)
     worker.close()
 
 
@@ -390,8 +392,6 @@ def test_early_layers_can_be_filled_for_a_drafter(k3: Path) -> None:
     slot = d.add(text(41, 20))
     seen: list[tuple[Any, Any]] = []
     layer = d.executor.model.layers[4]  # latent attention in the second block
-    layer.mixer.kernels = SimpleNamespace(**{n: getattr(layer.mixer.kernels, n) for n in (
-        "rms_norm", "latent_attention")})  # fmt: skip
     right = type(layer).__call__
 
     class Watched(type(layer)):  # type: ignore[misc]
