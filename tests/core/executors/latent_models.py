@@ -19,8 +19,8 @@ YARN = {
     "rope_theta": 9000.0,
     "factor": 6.4,
     "original_max_position_embeddings": 80,
-    "beta_fast": 12.0,
-    "beta_slow": 1.5,
+    "beta_fast": 5.0,
+    "beta_slow": 0.05,
     "mscale": 0.8,
     "mscale_all_dim": 1.3,
 }

@@ -185,7 +185,7 @@ def test_half_precision_is_near(kind: str, tmp_path: Path) -> None:
     folder = draw(tmp_path, kind, **choosing, num_experts_per_tok=12, topk_group=4)
     tokens = tokens_of(1, 50)
     full, half = last_logits(folder, tokens), last_logits(folder, tokens, dtype="bfloat16")
-    assert np.linalg.norm(half - full) / np.linalg.norm(full) < 0.05
+    assert np.linalg.norm(half - full) / np.linalg.norm(full) < 0.15
 
 
 def test_what_decides_keeps_its_bits(tmp_path: Path) -> None:
