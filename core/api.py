@@ -38,7 +38,7 @@ from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.strategy import Mesh, ParallelStrategy, Point
 from bien.core.plan import ExecutorPlan, NewSequence, PlanItem, StateCopy, StepPlan, StepResult, TableUpdate
 from bien.core.providers import API, KINDS, Context, NoParameters, Provider
-from bien.core.quantization.quantizer import LinearMethod, Quantizer
+from bien.core.quantization.quantizer import LinearMethod, Quantizer, StackedMethod
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.scheduler import Scheduler, SchedulerView
 from bien.core.sequence import Sequence, Status
@@ -102,6 +102,7 @@ __all__ = [
     "Sequence",
     "SnapshotPolicy",
     "SpeculatorCaps",
+    "StackedMethod",
     "StateCopy",
     "Status",
     "StepPlan",

@@ -18,6 +18,7 @@ from bien.core.models.feed_forward import NAMES, Activation, FeedForward
 if TYPE_CHECKING:
     from bien.core.models.loading import Checkpoint
     from bien.core.models.registry import ModelParts
+    from bien.core.quantization.quantizer import Quantizer, StackedMethod
 
 
 class Router(Protocol):
@@ -83,8 +84,9 @@ class SigmoidRouter:
 class Experts:
     """Gated feed-forward layers [N, width] -> [N, width], each over the tokens that are routed to it."""
 
-    def __init__(self, layers: list[FeedForward]) -> None:
-        self._layers = layers
+    def __init__(self, layers: list[FeedForward], quantizer: Quantizer | None = None) -> None:
+        """`quantizer`: that made the layers' products; it may have one for those of all experts."""
+        self._layers, self._stacked = layers, _stack(layers, quantizer)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Sum over a token's chosen experts of weight times output; of every rank its term."""
@@ -95,15 +97,35 @@ class Experts:
         flat = chosen.flatten()
         order = torch.argsort(flat, stable=True)
         token = order // chosen.shape[1]
-        counts = np.bincount(flat.cpu().numpy(), minlength=len(self._layers))
-        rows, at = x[token], 0
-        outputs = torch.empty_like(rows)
+        run = self._loop if self._stacked is None else self._grouped
+        outputs = run(x[token], flat[order])
+        outputs.mul_(weights.flatten()[order][:, None])
+        return torch.zeros_like(x).index_add_(0, token, outputs)
+
+    def _loop(self, rows: Tensor, expert: Tensor) -> Tensor:
+        counts = np.bincount(expert.cpu().numpy(), minlength=len(self._layers))
+        outputs, at = torch.empty_like(rows), 0
         for e in np.flatnonzero(counts).tolist():
             n = int(counts[e])
             outputs[at : at + n] = self._layers[e].part(rows[at : at + n])
             at += n
-        outputs.mul_(weights.flatten()[order][:, None])
-        return torch.zeros_like(x).index_add_(0, token, outputs)
+        return outputs
+
+    def _grouped(self, rows: Tensor, expert: Tensor) -> Tensor:
+        assert self._stacked is not None
+        gate_up, down = self._stacked
+        ends = torch.bincount(expert, minlength=len(self._layers)).cumsum(0, dtype=torch.int32)
+        return down(self._layers[0].activation(gate_up(rows, ends, expert)), ends, expert)
+
+
+def _stack(
+    layers: list[FeedForward], quantizer: Quantizer | None
+) -> tuple[StackedMethod, StackedMethod] | None:
+    stack = getattr(quantizer, "stack", None)
+    if stack is None:
+        return None
+    gate_up, down = stack([x.gate_up for x in layers]), stack([x.down for x in layers])
+    return None if gate_up is None or down is None else (gate_up, down)
 
 
 class Mixture:
@@ -137,7 +159,8 @@ def load_experts(
         [
             FeedForward(f"{prefix}{i}.", source, parts, bias=bias, activation=activation, names=names)
             for i in range(count)
-        ]
+        ],
+        parts.quantizer,
     )
 
 

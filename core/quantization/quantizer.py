@@ -19,6 +19,15 @@ class LinearMethod(Protocol):
         ...
 
 
+class StackedMethod(Protocol):
+    """One linear layer of each of a mixture's experts, as one product."""
+
+    def __call__(self, x: Tensor, ends: Tensor, expert: Tensor) -> Tensor:
+        """x [M, in], rows of an expert one after the other, experts in order; ends [experts] int32: where the
+        rows of each end; expert [M] int64: whose each row is -> [M, out], in x's dtype."""
+        ...
+
+
 class Quantizer(Protocol):
     """Makes the linear layers of a model from its full-precision weights."""
 
@@ -32,6 +41,15 @@ class Quantizer(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class StacksExperts(Protocol):
+    """What a quantizer may offer beside `linear`."""
+
+    def stack(self, layers: list[LinearMethod]) -> StackedMethod | None:
+        """The product of these layers, which `linear` made and which have one shape; None where there is
+        nothing to win. The layers go on working, on the memory of what is returned."""
+        ...
 
 
 class WeightSizes(Protocol):

@@ -81,6 +81,32 @@ class QuantizerSuite:
             bound = 1e-5 * float(together[i].abs().max())
             assert torch.allclose(alone, together[i], rtol=0, atol=bound), f"token {i} differs when alone"
 
+    def test_experts_in_one_product(self) -> None:
+        """Quantizers that can stack layers: rows of some experts, of all, of none; the layers go on."""
+        for name in self.dtypes:
+            for with_bias in (False, True):
+                quantizer = self.build()
+                weights, bias = zip(*[self._parameters(name, seed) for seed in range(5)], strict=True)
+                given = bias if with_bias else [None] * 5
+                layers = [quantizer.linear(NAME, w, b) for w, b in zip(weights, given, strict=True)]
+                stack = getattr(quantizer, "stack", None)
+                product = stack(layers) if stack else None
+                if product is None:
+                    continue
+                for counts in ((0, 4, 0, 7, 0), (2, 2, 2, 3, 2), (11, 0, 0, 0, 0), (0, 0, 0, 0, 0)):
+                    expert = torch.repeat_interleave(torch.arange(5), torch.tensor(counts))
+                    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+                    x = self._input(name)[: len(expert)]
+                    found = product(x, ends, expert)
+                    assert found.shape == (len(x), self.out_features) and found.dtype == x.dtype
+                    if len(x):
+                        one = [layers[e](x[i : i + 1])[0] for i, e in enumerate(expert.tolist())]
+                        exact = [
+                            self._exact(x[i], weights[e], given[e]) for i, e in enumerate(expert.tolist())
+                        ]
+                        self._near(found, torch.stack(exact), -1, name)
+                        self._near(torch.stack(one), torch.stack(exact), -1, name)
+
     def test_zeros(self) -> None:
         weight, bias = self._parameters(self.dtypes[0])
         weight[3] = 0
@@ -113,8 +139,8 @@ class QuantizerSuite:
             )
         quantizer.close()
 
-    def _parameters(self, dtype: str) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(1)
+    def _parameters(self, dtype: str, seed: int = 1) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
         kind = getattr(torch, dtype)
         weight = torch.randn(self.out_features, self.in_features, generator=generator)
         return weight.to(kind), torch.randn(self.out_features, generator=generator).to(kind)

@@ -75,13 +75,13 @@ class Transformers:
 
         torch.set_num_threads(threads)
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def generate(self, prompts: Prompts, count: int) -> list[list[int]]:
         torch = self._torch
         ids = torch.tensor(prompts)
         with torch.inference_mode():
-            made = self._model.generate(
+            made = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
