@@ -48,6 +48,7 @@ class Display:
     ) -> None:
         if self._live:
             self._live.stop()
+            self._live = None  # who goes on to say something gets plain lines
 
     def step(self, who: str, what: str, done: int = 0, total: int = 0) -> None:
         """`who` does `what` now; what WARNING says stays."""

@@ -73,13 +73,11 @@ class Processes:
                 attempts = 0
             for failures in range(STARTS + 1):
                 if failures == STARTS:
-                    log.error("%s; given up after %d attempts to start it again", reason, failures)
-                    on_step(id, f"given up after {failures} attempts", 0, 0)
+                    on_step(id, f"{reason}; given up after {failures} attempts to start it again", 0, 0)
                     return
                 # The first one comes at once: a death by chance should cost as little as it can.
                 pause = min(BACKOFF * 2 ** (attempts - 1), LONGEST) if attempts else 0.0
                 when = f"starting it again in {pause:g} s" if pause else "starting it again"
-                log.warning("%s; %s", reason, when)
                 on_step(id, f"died: {reason}; {when}", 0, 0)
                 await self._clock.sleep(pause)
                 attempts += 1

@@ -7,10 +7,10 @@ import queue
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from bien.core.child_log import ChildLog
 from bien.core.errors import CollectiveError, ExecutorDiedError
 from bien.core.executors.link import Link, LinkClosed
 from bien.core.executors.rank_messages import BlocksUp, Close, Done, Fault, Here, Up
@@ -18,7 +18,6 @@ from bien.core.parallel.communicator import Communicator
 from bien.core.worker.start import Failed
 
 END_SECONDS = 3.0  # that a rank gets to end by itself
-TAIL_LINES = 40  # of its stderr, kept for the error
 log = logging.getLogger("bien.worker")
 
 
@@ -53,10 +52,10 @@ class RemoteRank:
         self.pid, self.host = (process.pid if process else 0), ""
         self.heads = range(0)  # KV heads that it holds
         self.on_end: Callable[[RemoteRank], None] | None = None
-        self.ended = threading.Event()  # set after `words` is complete
+        self.ended = threading.Event()  # set after what it said is complete
         self._failure: Failed | None = None
         self._answers: queue.SimpleQueue[Here | Done | Fault | None] = queue.SimpleQueue()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._said = ChildLog(log, f"rank {rank}")
         self._reading: threading.Thread | None = None
         if process is not None:
             self._reading = self._thread(self._read_errors, "errors")
@@ -103,7 +102,7 @@ class RemoteRank:
         else:
             known = -code in signal.Signals.__members__.values()
             how = f"was killed by signal {-code}" + (f" ({signal.Signals(-code).name})" if known else "")
-        words = self._failure.message if self._failure is not None else " | ".join(self._tail)
+        words = self._failure.message if self._failure is not None else self._said.last
         return f"{self} {how}" + (f"; its last words: {words}" if words else "")
 
     def close(self) -> None:
@@ -164,9 +163,7 @@ class RemoteRank:
         assert self.process is not None
         assert self.process.stderr is not None
         for text in self.process.stderr:
-            words = text.decode(errors="replace").rstrip()
-            self._tail.append(words)
-            log.info("rank %d: %s", self.rank, words)
+            self._said.add(text)
 
     def _thread(self, work: Callable[[], Any], name: str) -> threading.Thread:
         thread = threading.Thread(target=work, name=f"bien-rank-{self.rank}-{name}", daemon=True)

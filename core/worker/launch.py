@@ -9,17 +9,16 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import msgspec
 
+from bien.core.child_log import ChildLog
 from bien.core.errors import BienError, ResourceError
 from bien.core.worker.start import Failed, Progress, Ready, WorkerStart, line, read
 
 READY_SECONDS = 300.0  # weights come from a cold disk
 STOP_SECONDS = 5.0
-TAIL_LINES = 40  # of a child's stderr, kept for error messages
 OnProgress = Callable[[str, str], None]  # worker id, what it does now
 log = logging.getLogger("bien.worker")
 
@@ -32,7 +31,7 @@ class WorkerProcess:
         self.ready: Ready  # where it listens and who it is; set before `launch` returns
         self.env = env
         self._process = process
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._said = ChildLog(log, start.id)
         self._errors = asyncio.create_task(self._read_errors())
         self._stopped = False
 
@@ -115,9 +114,7 @@ class WorkerProcess:
         assert self._process.stderr is not None
         try:
             async for text in self._process.stderr:
-                words = text.decode(errors="replace").rstrip()
-                self._tail.append(words)
-                log.info("%s: %s", self.start.id, words)
+                self._said.add(text)
         except ValueError:  # a line beyond the stream's limit: what follows is not worth a crash
             pass
 
@@ -127,7 +124,7 @@ class WorkerProcess:
             how = f"was killed by signal {-code}"
             if -code in signal.Signals.__members__.values():
                 how += f" ({signal.Signals(-code).name})"
-        words = "; its last words: " + " | ".join(self._tail) if self._tail else ""
+        words = f"; its last words: {last}" if (last := self._said.last) else ""
         return f"worker {self.start.id!r} (pid {self.pid}) {how}{words}"
 
     def _signal(self, number: int) -> None:

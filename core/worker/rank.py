@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from bien.core.child_log import FORMAT
 from bien.core.clock import WallClock
 from bien.core.compose import compose_pool
 from bien.core.errors import BienError
@@ -31,7 +32,7 @@ log = logging.getLogger("bien.worker")
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format="%(levelname)s %(message)s")
+    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format=FORMAT)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
     steps: Link[Down] = Link(socket.socket(fileno=start.steps), Down)
     blocks: Link[BlocksDown] = Link(socket.socket(fileno=start.blocks), BlocksDown)

@@ -52,3 +52,12 @@ def test_plain_lines_without_a_terminal() -> None:
 @pytest.mark.parametrize("words", ["50%", "turns 5/6", "cache hit"])
 def test_a_terminal_gets_a_panel(words: str) -> None:
     assert words in shown(terminal=True)
+
+
+def test_what_is_said_after_the_panel_stays_as_a_line() -> None:
+    """`bien serve` tells of deaths for as long as it runs; its panel is there while it starts."""
+    out = io.StringIO()
+    with Display(VirtualClock(), Console(file=out, force_terminal=True, width=120)) as display:
+        display.step("main-0", "loading")
+    display.step("main-0", "was killed")
+    assert out.getvalue().endswith("main-0: was killed\n")
