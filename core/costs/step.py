@@ -1,0 +1,243 @@
+"""`StepModel`: how long a step of an architecture takes on machines, from bytes, operations and messages.
+
+A roofline per part of the model (Williams et al. 2009): the longer of computing and reading, each at a share
+of the machine's peak, plus what no byte explains: messages, launches, the host. A calibration multiplies each
+term by a factor that it has fitted; without one the factors are 1 and the shares are the machine's priors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bien.core.architectures.base import Architecture
+from bien.core.architectures.weights import Weight
+from bien.core.costs.formats import BYTES, Formats
+from bien.core.costs.layout import Layout
+from bien.core.costs.machine import Link, Machine
+from bien.core.errors import ResourceError
+from bien.core.kv.groups import GroupKind
+
+Array = NDArray[Any]
+ACTIVATION = 2.0  # bytes of an activation on the wire
+DISPATCHED, COMBINED = 1.0, 2.0  # bytes per feature of a token sent to an expert, and back (DeepSeek-V3)
+RESERVED = 0.08  # of the memory: activations, buffers, the runtime
+
+
+@dataclass(slots=True)
+class Terms:
+    """Seconds of one step by cause. Their sum is the step, each times the calibration's factor."""
+
+    products: float = 0.0  # weights of layers: read or multiplied
+    experts: float = 0.0  # routed ones
+    head: float = 0.0
+    attention: float = 0.0
+    messages: float = 0.0
+    launches: float = 0.0
+    host: float = 0.0
+
+    def vector(self) -> Array:
+        return np.array([getattr(self, f.name) for f in fields(self)])
+
+
+TERMS = tuple(f.name for f in fields(Terms))
+
+
+class StepModel:
+    def __init__(
+        self,
+        a: Architecture,
+        machine: Machine,
+        layout: Layout | None = None,
+        formats: Formats | None = None,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
+        """`factors`: by the names of `Terms`, from a calibration."""
+        self.a, self.machine = a, machine
+        self.layout, self.formats = layout or Layout(), formats or Formats()
+        self.layout.check(a)
+        self.formats.check()
+        self._factors = np.array([(factors or {}).get(name, 1.0) for name in TERMS])
+        e = machine.efficiency
+        self._bandwidth = machine.memory_gb_per_s * 1e9 * e.memory
+        self._computing = e.compute
+        main = [w for w in a.weights if w.role != "mtp" and not w.spare]
+        self._layers = [_Part.of(w, self.formats) for w in main if w.role not in _APART]
+        self._head = [_Part.of(w, self.formats) for w in main if w.role == "head"]
+        self._routed = [_Part.of(w, self.formats) for w in main if w.role == "routed"]
+        self._mixtures = len({w.name.split("experts")[0] for w in main if w.role == "routed"})
+        topk = max((c.cap for c in a.attention), default=0)
+        chosen = topk if any(g.kind is GroupKind.INDEXER for g in a.groups) else 0
+        self._groups = [
+            _Held.of(g, self.layout.kv_share(a, g.kind), chosen, self._kv_scale(g)) for g in a.groups
+        ]
+
+    def seconds(self, starts: Array, counts: Array, samples: int) -> float:
+        """A step that computes counts[i] tokens of sequences from position starts[i] on, `samples` of which
+        yield a token."""
+        return float(self.terms(starts, counts, samples).vector() @ self._factors)
+
+    def terms(self, starts: Array, counts: Array, samples: int) -> Terms:
+        """What the step is made of, before any factor."""
+        layout, tokens = self.layout, int(counts.sum())
+        own = math.ceil(tokens / layout.data)  # of the slowest attention rank
+        bubble = _bubble(layout.pipeline, len(counts))
+        per_stage = bubble / layout.pipeline
+        layers = self.a.layers
+        return Terms(
+            products=per_stage * sum(self._time(p, own, layout.tensor) for p in self._layers),
+            experts=per_stage * self._experts(tokens),
+            head=sum(self._time(p, math.ceil(samples / layout.data), layout.tensor) for p in self._head),
+            attention=bubble * self._attention(starts, counts) / layout.data,
+            messages=per_stage * self._messages(own) + self._hops(own),
+            launches=per_stage * layers * self.machine.kernels_per_layer * self.machine.kernel_us * 1e-6,
+            host=(self.machine.host_us + self.machine.host_us_per_row * len(counts)) * 1e-6,
+        )
+
+    def weight_bytes(self) -> float:
+        """Of the accelerator that holds most."""
+        layout = self.layout
+        table = [w for w in self.a.weights if w.role == "embedding"]
+        dense = sum(p.bytes for p in (*self._layers, *self._head)) / layout.tensor
+        dense += sum(w.size for w in table) * BYTES[self.formats.head] / layout.tensor
+        routed = sum(p.bytes * p.copies for p in self._routed) / (layout.expert * layout.cut)
+        return (dense + routed) / layout.pipeline
+
+    def kv_tokens(self) -> int:
+        """Tokens of cache that fit beside the weights, over all attention ranks; states are not counted.
+        ResourceError, with the numbers, when the weights alone do not fit."""
+        room = self.machine.memory_gb * 1e9 * (1 - RESERVED) - self.weight_bytes()
+        each = sum(h.per_token for h in self._groups if h.grows)
+        if room <= 0:
+            raise ResourceError(
+                f"{self.a.model!r} takes {self.weight_bytes() / 1e9:,.1f} GB of weights per accelerator on "
+                f"{self.layout.devices} x {self.machine.name}, which has {self.machine.memory_gb:,.0f} GB "
+                f"({RESERVED:.0%} kept free); take more accelerators or a narrower format"
+            )
+        return int(room / each) * self.layout.data if each else self.a.max_context
+
+    def _time(self, p: _Part, tokens: int, ways: int) -> float:
+        if not tokens:
+            return 0.0
+        computing = 2 * p.size * tokens / (self.machine.compute(p.kind) * self._computing)
+        return max(computing, p.bytes / self._bandwidth) / ways
+
+    def _experts(self, tokens: int) -> float:
+        seconds, layout = 0.0, self.layout
+        for p in self._routed:
+            # Chance that some token wants an expert, and how far the fullest device is above the mean.
+            share = p.used / p.copies
+            touched = 1 - (1 - share) ** tokens
+            pairs = tokens * p.used / layout.expert
+            excess = (
+                1 + math.sqrt(2 * math.log(layout.expert) / pairs) if layout.expert > 1 and pairs else 1.0
+            )
+            ways = layout.expert * layout.cut
+            reading = p.bytes * p.copies * touched / ways / self._bandwidth
+            rate = self.machine.compute(p.kind) * self._computing
+            seconds += max(reading, 2 * p.size * pairs * excess / layout.cut / rate)
+        return seconds
+
+    def _attention(self, starts: Array, counts: Array) -> float:
+        # Positions that a row's tokens look at, in the middle of the row.
+        ends = starts + counts
+        middle = starts + (counts + 1) / 2
+        operations = sum(
+            c.layers
+            * float((counts * (c.constant + c.per_position * np.minimum(middle, c.cap or np.inf))).sum())
+            for c in self.a.attention
+        )
+        rate = self.machine.compute("bf16") * self._computing
+        computing = operations / (self.layout.tensor * self.layout.pipeline) / rate
+        reading = sum(h.bytes_read(ends) for h in self._groups) / self._bandwidth
+        return max(computing, reading)
+
+    def _messages(self, tokens: int) -> float:
+        layout, a = self.layout, self.a
+        seconds = 0.0
+        if layout.tensor > 1:
+            link, n = self._link(layout.tensor), layout.tensor
+            size = tokens * a.hidden_size * ACTIVATION
+            seconds += 2 * a.layers * _all_reduce(link, n, size, self.machine.efficiency.link)
+        if layout.expert > 1:
+            link, used = self._link(layout.stage), max(p.used for p in self._routed)
+            size = tokens / layout.tensor * used * a.hidden_size * (DISPATCHED + COMBINED)
+            far = size * (layout.expert - 1) / layout.expert
+            rate = link.gb_per_s * 1e9 * self.machine.efficiency.link
+            seconds += self._mixtures * (2 * link.latency_us * 1e-6 + far / rate)
+        return seconds
+
+    def _hops(self, tokens: int) -> float:
+        layout = self.layout
+        if layout.pipeline == 1:
+            return 0.0
+        link = self._link(layout.devices)
+        size = tokens * self.a.hidden_size * ACTIVATION
+        each = link.latency_us * 1e-6 + size / (link.gb_per_s * 1e9 * self.machine.efficiency.link)
+        return (layout.pipeline - 1) * each
+
+    def _link(self, devices: int) -> Link:
+        up = self.machine.scale_up
+        return up if devices <= up.world else self.machine.scale_out
+
+    def _kv_scale(self, group: Any) -> float:
+        # The architecture declares bytes in the dtype that it was read with.
+        return BYTES[self.formats.kv] / {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}[group.dtype]
+
+
+_APART = ("embedding", "head", "routed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One weight of the model as it costs: `bytes` and `size` of one copy."""
+
+    size: int
+    bytes: float
+    kind: str
+    copies: int
+    used: int
+
+    @classmethod
+    def of(cls, w: Weight, formats: Formats) -> _Part:
+        kind = formats.of(w.role)
+        return cls(w.size if w.product else 0, w.size * BYTES[kind], kind, w.copies, w.used)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What one accelerator holds of a KV group, and reads of it per row."""
+
+    per_token: float
+    constant: float  # of a state: read and written
+    cap: int  # positions that are read at most; 0: all
+    grows: bool  # whether every position is held
+
+    @classmethod
+    def of(cls, group: Any, share: float, chosen: int, scale: float) -> _Held:
+        if group.kind is GroupKind.STATE:
+            return cls(0.0, 2 * group.constant_bytes * share, 0, False)
+        cap = chosen if group.kind is GroupKind.LATENT else group.window
+        return cls(group.bytes_per_token / group.stride * share * scale, 0.0, cap, not group.window)
+
+    def bytes_read(self, ends: Array) -> float:
+        seen = np.minimum(ends, self.cap) if self.cap else ends
+        return float(seen.sum()) * self.per_token + len(ends) * self.constant
+
+
+def _bubble(stages: int, rows: int) -> float:
+    """Time of a pipeline over the time of its work, with as many micro-batches as stages where rows allow."""
+    parts = max(1, min(stages, rows))
+    return stages * (1 + (stages - 1) / parts) / stages if stages > 1 else 1.0
+
+
+def _all_reduce(link: Link, n: int, size: float, share: float) -> float:
+    """The faster of one shot and a ring: latency against bytes."""
+    rate = link.gb_per_s * 1e9 * share
+    latency = link.latency_us * 1e-6
+    return min(latency + (n - 1) * size / rate, 2 * math.log2(n) * latency + 2 * (n - 1) / n * size / rate)
