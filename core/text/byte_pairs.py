@@ -60,7 +60,6 @@ def byte_pairs(
     added: Mapping[int, Added],
     *,
     where: str,
-    nfc: bool = False,
     bos: str | None = None,
 ) -> Library:
     """`vocab` and `merges` in the byte alphabet; `added` by id: within `vocab`, or behind it without a gap.
@@ -69,9 +68,12 @@ def byte_pairs(
         library = Library(models.BPE(dict(vocab), merges, fuse_unk=False, ignore_merges=pre.whole_words))
     except Exception as error:  # the library raises bare Exceptions
         raise ModelError(f"{where}: vocabulary and merges do not fit together: {error}") from error
-    if nfc:
+    if pre.nfc:
         library.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.splits]
+    try:
+        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.splits]
+    except Exception as error:
+        raise ModelError(f"{where}: its text cannot be cut by {pre.splits}: {error}") from error
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )

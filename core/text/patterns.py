@@ -33,12 +33,14 @@ class PreTokenizer(NamedTuple):
     splits: tuple[str, ...]
     whole_words: bool = False  # a word that is a token is taken as it is, whatever the merges would make
     bos: bool = False  # a bare text begins with BOS unless the file says otherwise
+    nfc: bool = False  # characters are composed first
 
 
 _LLAMA3 = PreTokenizer((_llama(r"\p{N}{1,3}"),), whole_words=True, bos=True)
-_QWEN2 = PreTokenizer((_llama(_DIGIT),))
+_QWEN2 = PreTokenizer((_llama(_DIGIT),), nfc=True)
 _GPT4O = PreTokenizer(
-    (_cased(f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",)
+    (_cased(f"{_CONTRACTIONS}?") + rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",),
+    whole_words=True,
 )
 _SMOLLM = PreTokenizer((_DIGIT, _GPT2))
 
@@ -52,7 +54,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "qwen35": PreTokenizer(
-        (_llama(_DIGIT, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),)
+        (_llama(_DIGIT, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), nfc=True
     ),
     "glm4": PreTokenizer(_LLAMA3.splits),
     "chatglm-bpe": PreTokenizer(_LLAMA3.splits),

@@ -24,11 +24,40 @@ LENGTH = 32_000_000  # characters of a text, items of a list
 _PER_STEP = 64  # characters or items whose making counts as one step
 _WIDTH = 10_000  # of a field that is filled up with blanks
 _DIGITS = 4_000  # of a number, in bits
-_SPEC = re.compile(r"[{%][^{}%a-zA-Z]*[:%]?[^{}%a-zA-Z]*?(\d{5,})|\{[^{}]*\{|%[^a-zA-Z%]*\*")
-# Filters and methods that write all of a value, and those that fill up to a width.
-_WHOLE = frozenset(
-    {"tojson", "string", "pprint", "join", "sum", "list", "safe", "escape", "forceescape", "e"}
+_NODES = 1_000_000  # parts of a nest of lists that is written as a text
+_SPEC = re.compile(
+    r"\{[^{}]*(?:\d{5,}|\{)|%(?:\([^)]*\))?[^a-zA-Z%]*(?:\d{5,}|\*)"  # {:99999} {:{w}} %99999d %*d
 )
+# Filters that look at the items of a list; all others write it as a text first, whatever is in it.
+_ITEMWISE = frozenset(
+    [
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "first",
+        "groupby",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "max",
+        "min",
+        "random",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "select",
+        "selectattr",
+        "slice",
+        "sort",
+        "unique",
+    ]
+)
+# Filters and methods that fill up to a width.
 _FILLED = frozenset(
     {"center", "ljust", "rjust", "zfill", "to_bytes", "expandtabs", "indent", "tojson", "batch", "slice"}
 )
@@ -75,7 +104,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # Jinja's own name: of what macros and blocks have written, too.
     def concat(self, values: Iterable[Any]) -> str:
-        return str(_made("".join([str(_made(v)) for v in values])))
+        return str(_made("".join([str(_written(v)) for v in values])))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Metered().visit(super()._parse(source, name, filename))
@@ -136,8 +165,8 @@ def _grow(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     given = [*args, *kwargs.values()]
     numbers = [a for a in given if isinstance(a, int)]
     texts = [a for a in given if isinstance(a, str)]
-    if name in _WHOLE:
-        _room(_weight(value, LENGTH))
+    if name not in _ITEMWISE:
+        _room(_weight(value))
     if name in _FILLED:
         widest = max([0, *numbers, *map(len, texts)])
         lines = str(value).count("\n") + str(value).count("\t") + 1 if isinstance(value, str) else 1
@@ -156,7 +185,7 @@ def _grow(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     elif name == "join":
         items = given[0] if isinstance(value, str) and given else value
         between = len(value) if isinstance(value, str) else max([0, *map(len, texts)])
-        _room(_weight(items, LENGTH) + _size(items) * between)
+        _room(_weight(items) + _size(items) * between)
 
 
 def _product(operator: str, left: Any, right: Any) -> int:
@@ -174,12 +203,12 @@ def _product(operator: str, left: Any, right: Any) -> int:
 def _check_format(form: str, given: list[Any]) -> None:
     if _SPEC.search(form):
         raise TemplateError("it formats with a width that is too large or not written down")
-    _room(sum(_weight(a, LENGTH) for a in given) * max(1, form.count("{") + form.count("%")))
+    _room(sum(_weight(a) for a in given) * max(1, form.count("{") + form.count("%")))
 
 
 def _written(value: Any) -> Any:
     # Of every expression that is written out.
-    _room(_weight(value, LENGTH))
+    _room(_weight(value))
     return _made(value)
 
 
@@ -199,15 +228,16 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
 
 
-def _weight(value: Any, most: int) -> int:
-    """Characters and items of a value and all in it, counted no further than `most`: a small nest of lists
-    can be written as a text without end."""
+def _weight(value: Any) -> int:
+    """Characters and items of a value and all in it: a small nest of lists can be a text without end."""
     if not isinstance(value, list | tuple | dict):
         return _size(value)
-    stack, total = [value], 0
-    while stack and total <= most:
+    stack, total, seen = [value], 0, 0
+    while stack:
         part = stack.pop()
-        total += 1
+        seen += 1
+        if seen + len(stack) > _NODES:
+            return LENGTH + 1
         if isinstance(part, dict):
             stack += part.keys()
             stack += part.values()
@@ -215,4 +245,5 @@ def _weight(value: Any, most: int) -> int:
             stack += part
         else:
             total += _size(part)
-    return total
+    spend(seen)
+    return total + seen

@@ -25,18 +25,16 @@ NAMES = ("tiktoken.model", "tokenizer.model")  # the second is SentencePiece's n
 
 class _Family(NamedTuple):
     pre: str
-    nfc: bool = False
     reserved: int = 0  # ids behind the ranks that are tokens, named or not
     name: str = "<|reserved_token_{}|>"  # of those that are not
     usual: tuple[str, ...] = ()  # special tokens where the config lists none
 
 
-_QWEN = _Family("qwen2", nfc=True)
+_QWEN = _Family("qwen2")
 _FAMILIES = {
     "TikTokenTokenizer": _Family("kimi-k2", reserved=256),  # Kimi
     "QWenTokenizer": _Family(
         "qwen2",
-        nfc=True,
         usual=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205))),
     ),
     "Qwen2Tokenizer": _QWEN,
@@ -73,7 +71,7 @@ def load_tiktoken(path: Path) -> Library:
         )
     added = fill(added, len(vocab), family.reserved, family.name)
     bos = token_text(config.get("bos_token")) if config.get("add_bos_token") else None
-    return byte_pairs(vocab, merges_of(vocab), pre, added, where=str(path), nfc=family.nfc, bos=bos)
+    return byte_pairs(vocab, merges_of(vocab), pre, added, where=str(path), bos=bos)
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -100,16 +98,15 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 def _family(config: Mapping[str, Any], where: Path) -> tuple[_Family, PreTokenizer]:
     kind, pattern = config.get("tokenizer_class"), config.get("pat_str")
-    if isinstance(pattern, str):
-        return _FAMILIES.get(str(kind), _Family("")), PreTokenizer((pattern,), whole_words=True)
-    if kind not in _FAMILIES:
+    if kind not in _FAMILIES and not isinstance(pattern, str):
         raise ModelError(
             f"{where}: tokenizer_class {kind!r} does not tell how text is cut before it is merged; "
             f"{nearest(str(kind), _FAMILIES)}, or any with 'pat_str'"
         )
-    family = _FAMILIES[kind]
+    family = _FAMILIES.get(str(kind), _Family("gpt-2"))
     # tiktoken looks for a word as a whole before it merges.
-    return family, pre_tokenizer(family.pre, str(where))._replace(whole_words=True)
+    pre = pre_tokenizer(family.pre, str(where))._replace(whole_words=True)
+    return family, pre._replace(splits=(pattern,)) if isinstance(pattern, str) else pre
 
 
 def _is_ranks(path: Path) -> bool:

@@ -176,6 +176,7 @@ def broken() -> Iterator[tuple[str, dict[str, Any], Any]]:
     yield "line 257 is 'AAA 256'", kimi, [*rows, b"AAA 256"]
     yield "line 257 is 'QUE= x'", kimi, [*rows, b"QUE= x"]
     yield "257 tokens do not have the ranks 0 to 256", kimi, [*rows, b"QUE= 300"]
+    yield r"cannot be cut by .*a\(", {"pat_str": "a(", "added_tokens_decoder": {"256": token}}, None
     yield r"lacks the tokens of 1 bytes: \[0\]", kimi, rows[1:]
 
 
