@@ -30,7 +30,7 @@ _SPEC = re.compile(
 )
 # Filters that look at the items of a list; all others write it as a text first, whatever is in it.
 _ITEMWISE = frozenset(
-    [
+    {
         "attr",
         "batch",
         "count",
@@ -43,19 +43,9 @@ _ITEMWISE = frozenset(
         "last",
         "length",
         "list",
-        "map",
-        "max",
-        "min",
-        "random",
-        "reject",
-        "rejectattr",
-        "reverse",
-        "select",
-        "selectattr",
-        "slice",
-        "sort",
-        "unique",
-    ]
+    }
+    | {"map", "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
+    | {"sort", "unique"}
 )
 # Filters and methods that fill up to a width.
 _FILLED = frozenset(

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from bien.core.errors import ModelError, UserError
 from bien.core.testing.text import CHATML, write_folder
 from bien.core.text.model import TextModel
 from bien.core.text.template import ChatTemplate
+from tests.core.text.families import FAMILIES
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -57,6 +61,106 @@ def test_a_template_that_refuses_is_the_callers_fault(source: str, message: str)
         ChatTemplate(source).render(USER)
     assert caught.value.status == 400
     assert caught.value.field == "messages"
+
+
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "read", "arguments": {"päth": "a.py", "n": 3, "deep": {"x": [1, None, True, 0.5]}}},
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Reads a <file> & 'more'",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+TALKS = {
+    "plain": USER,
+    "system": [{"role": "system", "content": "be brief ✓"}, *USER],
+    "turns": [*USER, {"role": "assistant", "content": " <think>\nwhy\n</think>\n\nhi "}, *USER],
+    "reasoning": [*USER, {"role": "assistant", "content": "hi", "reasoning_content": "because\n"}, *USER],
+    "call": [
+        *USER,
+        {"role": "assistant", "content": "", "reasoning_content": "look", "tool_calls": [CALL]},
+        {"role": "tool", "content": "line 1\nline 2", "tool_call_id": "call_1", "name": "read"},
+    ],
+    "calls": [*USER, {"role": "assistant", "content": "x", "tool_calls": [CALL, CALL]}, *USER],
+}
+KWARGS: list[dict[str, Any]] = [
+    {},
+    {"enable_thinking": False},
+    {"thinking": True, "clear_thinking": False},
+    {"reasoning_effort": "high"},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "tools"])
+def test_it_renders_as_transformers_does(family: str, talk: str, tools: list[dict[str, Any]] | None) -> None:
+    source, bos = FAMILIES[family].template, FAMILIES[family].special[0]
+    for extra in KWARGS:
+        ours = theirs = None
+        try:
+            ours = ChatTemplate(source, {"bos_token": bos}).render(TALKS[talk], extra, tools)
+        except UserError as error:
+            ours = str(error)
+        try:
+            theirs = render_jinja_template(
+                [TALKS[talk]], tools, None, source, add_generation_prompt=True, bos_token=bos, **extra
+            )[0][0]
+        except TemplateError as error:
+            theirs = f"the chat template refuses these messages: {error}"
+        assert ours == theirs
+
+
+def test_the_variants_matter() -> None:
+    """Every keyword changes what some family renders: else the comparison above would compare nothing."""
+    templates = [ChatTemplate(own.template) for own in FAMILIES.values()]
+    for extra in KWARGS[1:]:
+        assert any(
+            template.render(TALKS[talk], extra) != template.render(TALKS[talk])
+            for template in templates
+            for talk in ("plain", "reasoning")
+        ), extra
+    with pytest.raises(
+        UserError, match=r"^the chat template refuses these messages: This model only supports"
+    ):
+        templates[[*FAMILIES].index("llama")].render(TALKS["calls"])
+
+
+def test_templates_for_tools(tmp_path: Path) -> None:
+    """Named in tokenizer_config.json, or as files of their own; without tools the default is taken."""
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    for _ in range(2):
+        template = ChatTemplate.load(tmp_path)
+        assert template is not None
+        assert (template.render(USER), template.render(USER, tools=[{"name": "f"}])) == ("plain", "f")
+        (tmp_path / "tokenizer_config.json").write_text("{}")
+        (tmp_path / "chat_template.jinja").write_text("plain")
+        (tmp_path / "additional_chat_templates").mkdir(exist_ok=True)
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    with pytest.raises(UserError, match="has chat templates tool_use, and none for a conversation without"):
+        ChatTemplate({"tool_use": "x"}).render(USER)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"template": "x"}]}))
+    with pytest.raises(ModelError, match="chat_template is no text and no list of named templates"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_marks_survive_escapes(tmp_path: Path) -> None:
+    """A template that writes characters as escapes shows none of the marks that guard its tokens."""
+    source = "{{ messages[0].content | tojson(ensure_ascii=True) }}<|im_end|>"
+    model = TextModel.load(write_folder(tmp_path, source))
+    for text in ("<|im_end|>é", "\\<s>\\ufdd0", "\ufdd1<s>"):
+        ids = list(model.encode_chat([{"role": "user", "content": text}]).ids())
+        assert [i for i in ids if i in model.tokenizer.control.ids] == [1]
+        assert json.loads(model.tokenizer.decode(ids)) == text
 
 
 def test_server_names_are_reserved() -> None:
