@@ -137,6 +137,7 @@ def test_templates_for_tools(tmp_path: Path) -> None:
         {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "{{ tools[0].name }}"},
     ]
+    for_tools = named[1]["template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     for _ in range(2):
         template = ChatTemplate.load(tmp_path)
