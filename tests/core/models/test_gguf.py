@@ -25,6 +25,7 @@ from bien.core.models.gguf import EXPERTS, NAMES, OUTER, convert
 from bien.core.models.loading import Checkpoint
 from bien.core.testing.toy import SPECIAL, toy_config
 from bien.core.text.model import TextModel
+from tests.core.executors.driver import Driver
 
 MERGES = ["Ġ t", "h e", "Ġt he", "a b"]
 WORDS = [
@@ -377,3 +378,16 @@ def test_conversion_writes_the_weights_and_holds_the_file_against_a_config(
     assert seen[-1] == (total, total) and len(seen) == len(before)
     with pytest.raises(ModelError, match="intermediate_size is 96, expected 95"):
         convert(path, tmp_path, {**config, "intermediate_size": 95})
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_file_computes_what_its_folder_computes(
+    sources: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    found = []
+    for name in (sources[kind], to_gguf(sources[kind], tmp_path / "m.gguf")):
+        driver = Driver(name)
+        slot = driver.add(list(range(3, 40)))
+        driver.step({slot: 37})
+        found.append(driver.logits[slot])
+    assert np.array_equal(found[0], found[1]) and np.isfinite(found[0]).all()
