@@ -8,45 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bien.core.architectures.base import Architecture
+from bien.core.architectures.builtin import config
 from bien.core.architectures.registry import read_architecture
 from bien.core.architectures.weights import expected
 from bien.core.errors import ModelError
 from bien.core.models.gpt_oss import SingleExperts
+from bien.core.testing.toy import write_toy
+from tests.core.executors.driver import Driver
+from tests.core.models.test_formats import codes, fp4, nibbles
 
-GLM_4_7: dict[str, Any] = {
-    "model_type": "glm4_moe",
-    "hidden_size": 5120,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 1536,
-    "num_hidden_layers": 92,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "partial_rotary_factor": 0.5,
-    "rope_theta": 1000000,
-    "n_routed_experts": 160,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "use_qk_norm": True,
-    "attention_bias": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-05,
-    "vocab_size": 151552,
-    "max_position_embeddings": 202752,
-    "tie_word_embeddings": False,
-    "num_nextn_predict_layers": 1,
-}
+GLM_4_7, GPT_OSS_120B = config("glm-4.7"), config("gpt-oss-120b")
 
 
-def read(folder: Path, config: dict[str, Any], **changes: Any) -> Architecture:
-    merged = {k: v for k, v in {**config, **changes}.items() if v is not None}
+def read(folder: Path, fields: dict[str, Any], **changes: Any) -> Architecture:
+    merged = {k: v for k, v in {**fields, **changes}.items() if v is not None}
     (folder / "config.json").write_text(json.dumps(merged))
     return read_architecture(folder, 16, "bfloat16")
 
@@ -84,37 +62,6 @@ def test_glm_says_what_decides(field: str, tmp_path: Path) -> None:
 def test_glm_refuses(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=match):
         read(tmp_path, GLM_4_7, **changes)
-
-
-GPT_OSS_120B: dict[str, Any] = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "sliding_window": 128,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "attention_bias": True,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "swiglu_limit": 7.0,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 150000,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
 
 
 def test_gpt_oss_120b(tmp_path: Path) -> None:
@@ -165,6 +112,34 @@ def test_stacked_experts_are_taken_one_by_one() -> None:
         assert torch.equal(found, tensors[prefix + "down_proj"][e].t()[:, 2:4])
         bias = source.take(f"{prefix}{e}.down_proj.bias", (slice(0, 0),))
         assert bias.shape == (0,)
+
+
+def test_gpt_oss_in_mxfp4_is_the_unpacked_model(tmp_path: Path) -> None:
+    """Experts in blocks of 32 inputs, as they are published."""
+    logits = {}
+    for packed in (False, True):
+        folder = write_toy(tmp_path / str(packed), "gpt_oss", hidden_size=64, intermediate_size=32)
+        tensors = load_file(folder / "model.safetensors")
+        for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inputs, outputs = tensors.pop(name).shape
+            code, power = codes(16, experts, outputs, inputs), codes(4, experts, outputs, inputs // 32) + 122
+            if packed:
+                blocks = nibbles(code).view(experts, outputs, -1, 16)
+                tensors |= {f"{name}_blocks": blocks, f"{name}_scales": power}
+            else:
+                exact = fp4(code) * torch.pow(2.0, power.float() - 127).repeat_interleave(32, 2)
+                tensors[name] = exact.transpose(1, 2).contiguous()
+        save_file(tensors, folder / "model.safetensors")
+        if packed:
+            fields = json.loads((folder / "config.json").read_text())
+            fields["quantization_config"] = {"quant_method": "mxfp4"}
+            (folder / "config.json").write_text(json.dumps(fields))
+        driver = Driver(folder)
+        slot = driver.add(list(range(3, 33)))
+        driver.step({slot: 30})
+        logits[packed] = driver.logits[slot]
+    assert abs(logits[True]).max() > 0.1
+    assert (logits[True] == logits[False]).all()
 
 
 class Tensors:
