@@ -30,7 +30,7 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`name` is a built-in name ("smollm2-135m"), a folder with config.json and safetensors, or a GGUF file."""
+    """`name` is a built-in name ("smollm2-135m"), a folder with config.json and safetensors, or a GGUF."""
 
     name: str = "smollm2-135m"
     dtype: str = "float32"

@@ -40,12 +40,21 @@ _OTHER = {
     "expert_count",
     "feed_forward_length",
     "rope.dimension_count",
-    "rope.scaling.attn_factor",
     "rope.scaling.factor",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
     "vocab_size",
+}
+# What other models of these architectures may be, and those that are read here are not.
+_ONLY: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_gating_func": 1,  # softmax
+    "expert_shared_count": 0,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
 }
 # general.architecture -> (model_type, its own fields, what every model of it has).
 ARCHITECTURES: dict[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
@@ -124,9 +133,12 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     names = {**_FIELDS, **more}
     head = f"{own}."
     given = {n.removeprefix(head): file.fields[n] for n in file.fields if n.startswith(head)}
-    unknown = sorted(n for n in given if n not in names and n not in _OTHER)
+    unknown = sorted(n for n in given if n not in names and n not in _OTHER and n not in _ONLY)
     if unknown:
         raise ModelError(f"{file.path}: fields of {own!r} that are not known here: {', '.join(unknown)}")
+    for name, value in _ONLY.items():
+        if given.get(name, value) != value:
+            raise ModelError(f"{file.path}: {head}{name} = {given[name]!r} is not read; valid: {value!r}")
     lacking = [head + n for n in names if n not in given]
     if lacking:
         raise ModelError(f"{file.path} lacks {', '.join(lacking)}, which decide the architecture")
@@ -178,7 +190,7 @@ def _scaling(file: GgufFile, given: Mapping[str, Any], config: Mapping[str, Any]
         return _llama3(file, config)
     if kind == "none":
         return None
-    if kind != "yarn" or given.get("rope.scaling.attn_factor", 1.0) != 1.0:
+    if kind != "yarn":
         raise ModelError(f"{file.path}: rope.scaling.type {kind!r} is not read; valid: none, yarn")
     names = ("rope.scaling.factor", "rope.scaling.original_context_length")
     lacking = [n for n in names if n not in given]

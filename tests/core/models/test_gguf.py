@@ -293,7 +293,12 @@ def test_yarn_is_read(sources: dict[str, Path], tmp_path: Path) -> None:
         ("llama", {"llama.rope.freq_base": None}, r"lacks llama\.rope\.freq_base, which decide"),
         ("qwen3", {"qwen3.attention.key_length": None}, "lacks qwen3.attention.key_length, the size"),
         ("qwen3moe", {"qwen3moe.expert_used_count": None}, "lacks qwen3moe.expert_used_count"),
-        ("llama", {"llama.attention.sliding_window": 64}, "not known here: attention.sliding_window"),
+        (
+            "llama",
+            {"llama.attention.sliding_window": 64},
+            "llama.attention.sliding_window = 64 is not read; valid: 0",
+        ),
+        ("llama", {"llama.pooling_type": 1}, "fields of 'llama' that are not known here: pooling_type"),
         ("llama", {"llama.expert_count": 8}, "'llama' with 8 experts is not read"),
         ("llama", {"llama.rope.dimension_count": 8}, "one size that is rotated whole; .*dimension_count 8"),
         (
