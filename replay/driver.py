@@ -1,4 +1,8 @@
-"""The closed-loop driver: lanes of session trees on a clock, end-to-start gaps, recorded turns fed back."""
+"""The driver: session trees on a clock, end-to-start gaps, recorded turns fed back.
+
+Closed loop: lanes, each of which takes the next tree when its own has ended. Open loop: trees start when the
+trace says so, however many are running.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,8 @@ class Driver:
         self.jobs: list[JobRecord] = []
         self.started = -1.0
         self.ended = -1.0
-        self.steady = (-1.0, -1.0)  # every lane has ended a first turn .. a lane finds no session
+        # Every lane has ended a first turn .. a lane finds no session; open loop: any turn .. the last start.
+        self.steady = (-1.0, -1.0)
         self._sessions = sessions
         self._dry = False
         self._begun: set[str] = set()  # sessions with a turn that ended, until every lane has had one
@@ -61,8 +66,11 @@ class Driver:
         self.started = self.clock.time()
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self.options.concurrency):
-                    group.create_task(self._lane())
+                if self.options.open_loop:
+                    await self._arrivals(group)
+                else:
+                    for _ in range(self.options.concurrency):
+                        group.create_task(self._lane())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -71,11 +79,27 @@ class Driver:
 
     async def _lane(self) -> None:
         while (session := self._next()) is not None:
-            job = _Job(self, session)
-            self.jobs.append(job.record)
-            await job.run()
-            if session.scope == session.id:
-                self.account.forget(session.tenant, session.scope)
+            await self._job(session)
+
+    async def _arrivals(self, group: asyncio.TaskGroup) -> None:
+        origin, last = self.started, None  # the clock when the trace's time was 0, once it is known
+        while (session := self._next()) is not None:
+            start = last if session.start is None else session.start
+            if start is not None:
+                # Of several traces, one after the other, each counts from its own beginning.
+                if last is None or start < last:
+                    origin = max(origin, self.clock.time()) - start * self.options.time_scale
+                last = start
+                if (wait := origin + start * self.options.time_scale - self.clock.time()) > 0:
+                    await self.clock.sleep(wait)
+            group.create_task(self._job(session))
+
+    async def _job(self, session: Session) -> None:
+        job = _Job(self, session)
+        self.jobs.append(job.record)
+        await job.run()
+        if session.scope == session.id:
+            self.account.forget(session.tenant, session.scope)
 
     def _next(self) -> Session | None:
         limit = self.options.sessions
@@ -135,7 +159,7 @@ class Driver:
         self.account.settle()
         if self.steady[0] < 0 and not self._dry:
             self._begun.add(record.session)
-            if len(self._begun) >= self.options.concurrency:
+            if self.options.open_loop or len(self._begun) >= self.options.concurrency:
                 self.steady = (record.ended, -1.0)
 
 

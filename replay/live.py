@@ -62,6 +62,7 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     while survey.advance():  # takes seconds for large traces: an interrupt must get through
         await clock.sleep(0)
     survey.check()
+    plan = msgspec.structs.replace(plan, options=survey.settled(plan.options))
     if plan.deployment is not None:
         survey.totals(_window(plan.deployment))
     async with _target(plan, clock, display) as (target, stack, block_tokens):

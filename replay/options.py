@@ -14,7 +14,9 @@ SLOWEST = 1000.0  # times as recorded
 
 
 class ReplayOptions(msgspec.Struct, frozen=True):
-    """`concurrency` counts session trees; each lane takes the next session when its tree has ended."""
+    """`concurrency` counts session trees; each lane takes the next session when its tree has ended.
+    `open_loop`: sessions start at the times of the trace instead, `time_scale` applied to them too; None:
+    if it has any (`Survey.settled`)."""
 
     concurrency: int = 4
     token_scale: float = 1.0
@@ -22,6 +24,7 @@ class ReplayOptions(msgspec.Struct, frozen=True):
     gap_cap: float | None = None  # seconds, after scaling; None: as recorded
     sessions: int | None = None  # None: all
     seed: int = 0
+    open_loop: bool | None = False
 
     def check(self) -> ReplayOptions:
         """UserError naming the option that is out of range."""

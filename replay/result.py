@@ -31,14 +31,14 @@ class Card(msgspec.Struct):
 
     corpus: CorpusCard
     seed: int
-    concurrency: int
+    concurrency: int  # 0: open loop
     token_scale: float
     time_scale: float
     gap_cap: float | None
     sessions: int | None
     window: int | None
     model: str = ""
-    loop: str = "closed"  # end-to-start gaps, recorded turns fed back
+    loop: str = "closed"  # a tree starts when another has ended; "open": when the trace says
     content: str = "filler"  # prompts are made from ids, not from text
     forced_tokens: bool = True  # the recorded continuation replaces what is sampled
     forced_acceptance: float | None = None

@@ -99,7 +99,8 @@ def simulate(
     run = _simulate(plan, manager, deployment, on_tick, wrap)
     run.result.fidelity.notes.extend(notes)
     if plan.slowdown and not run.interrupted:
-        single = msgspec.structs.replace(plan, options=msgspec.structs.replace(plan.options, concurrency=1))
+        one_by_one = msgspec.structs.replace(plan.options, concurrency=1, open_loop=False)
+        single = msgspec.structs.replace(plan, options=one_by_one)
         ideal = _simulate(single, manager, alone(deployment, run.driver), on_tick)
         if ideal.interrupted:
             return run._replace(interrupted=True)

@@ -38,6 +38,8 @@ class Corpus:
         self._original.add(session)
         update = self._hash.update
         update(f"\n{session.id}\0{session.scope}\0{session.tenant}".encode())
+        if session.start is not None:
+            update(f"@{session.start:.6f}".encode())
         for stream in session.streams:
             update(f"\n{stream.id} {stream.parent} {stream.spawned_after} {stream.joined_before}".encode())
             for turn in stream.turns:

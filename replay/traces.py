@@ -7,6 +7,8 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
 from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context, Provider
@@ -39,6 +41,7 @@ class Survey:
         self._options = options
         self._ahead = islice(trace.sessions(), SURVEY)
         self._sizes: list[tuple[int, int]] = []  # longest turn, turns; as scaled
+        self.timed = False  # whether the first session says when it starts
 
     def advance(self) -> bool:
         """Read one more of the sessions that `check` would read; False when that is done.
@@ -59,6 +62,12 @@ class Survey:
         self._read(self._options.sessions or SURVEY)
         if not any(turns for _, turns in self._sizes):
             raise UserError(f"the trace holds {'no turn' if self._sizes else 'no session'}")
+
+    def settled(self, options: ReplayOptions) -> ReplayOptions:
+        """The options with `open_loop` decided, after `check`."""
+        if options.open_loop is None:
+            return msgspec.structs.replace(options, open_loop=self.timed)
+        return options
 
     def totals(self, window: int | None) -> Totals:
         """What fits into `window`; turns are 0 where the trace is too long to be read ahead.
@@ -82,6 +91,8 @@ class Survey:
         before = len(self._sizes)
         for session in islice(self._ahead, max(0, count - before)):
             scaled = scale_session(session, self._options.exponent)
+            if not self._sizes:
+                self.timed = session.start is not None
             self._sizes.append((scaled.longest, scaled.turns))
         return len(self._sizes) > before
 

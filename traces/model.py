@@ -57,13 +57,15 @@ class Stream(msgspec.Struct, gc=False):
 
 class Session(msgspec.Struct, gc=False):
     """A session tree. `scope` keys the materialised tokens: equal scope and id, equal token. A scope that
-    equals the session's id is its own: no other session shares it."""
+    equals the session's id is its own: no other session shares it. `start`: seconds, on a clock that all
+    sessions of the trace share; None where the trace does not say when sessions began."""
 
     id: str
     streams: list[Stream]
     tenant: str = ""
     scope: str = ""
     provenance: str = ""
+    start: float | None = None
 
     @property
     def turns(self) -> int:

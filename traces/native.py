@@ -70,6 +70,7 @@ class _Session(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     tenant: str = ""
     scope: str = ""
     provenance: str = ""
+    start: float | None = None
 
 
 class NativeWriter:
@@ -211,7 +212,7 @@ def _pack(session: Session, block: int) -> _Session:
         )
         for s in session.streams
     ]
-    return _Session(session.id, streams, session.tenant, session.scope, session.provenance)
+    return _Session(session.id, streams, session.tenant, session.scope, session.provenance, session.start)
 
 
 def _pack_runs(content: BlockRuns, block: int) -> _Content:
@@ -254,7 +255,7 @@ def _unpack(packed: _Session, block: int) -> Session:
         )
         for s in packed.streams
     ]
-    return Session(packed.id, streams, packed.tenant, packed.scope, packed.provenance)
+    return Session(packed.id, streams, packed.tenant, packed.scope, packed.provenance, packed.start)
 
 
 def _unpack_runs(packed: _Content, block: int) -> BlockRuns:

@@ -53,7 +53,7 @@ def scale_session(session: Session, k: int) -> Session:
         )
         for s in session.streams
     ]
-    return Session(session.id, streams, session.tenant, session.scope, session.provenance)
+    return Session(session.id, streams, session.tenant, session.scope, session.provenance, session.start)
 
 
 def _scale_turn(turn: Turn, k: int) -> Turn:

@@ -160,6 +160,8 @@ class WekaReader:
 
 
 def _looks_weka(start: bytes) -> bool:
+    if b'"input_length"' in start:  # a Mooncake trace, whose lines have hash_ids too
+        return False
     return start.lstrip()[:1] == b"{" and (b'"hash_ids"' in start or b'"hash_id_scope"' in start)
 
 

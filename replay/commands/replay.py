@@ -32,7 +32,10 @@ def replay(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help="Session trees at a time. Left out: 4, with --ladder each cap x workers."),
+        typer.Option(
+            help="Session trees at a time. Left out: 4, or as a trace with starting times says; with "
+            "--ladder each cap x workers."
+        ),
     ] = None,
     token_scale: Annotated[
         str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
@@ -74,6 +77,7 @@ def replay(
         gap_cap=gap_cap,
         sessions=sessions,
         seed=seed,
+        open_loop=None if concurrency is None and ladder is None else False,
     ).check()
     if url is not None and redis is not None:
         raise UserError(

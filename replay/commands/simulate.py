@@ -80,6 +80,7 @@ def simulate(
         gap_cap=gap_cap,
         sessions=sessions,
         seed=seed,
+        open_loop=None if concurrency is None and ladder is None else False,
     ).check()
     plan = SimulationPlan(tuple(trace or ()), options, composed(deployment).deployment, slowdown=slowdown)
     manager = PluginManager.load()
