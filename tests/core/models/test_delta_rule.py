@@ -1,4 +1,5 @@
-"""The delta rule over ragged batches against its definition, one token of one sequence at a time."""
+"""The delta rule over ragged batches against its definition, one token of one sequence at a time; its decay
+against transformers'."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bien.core.models.delta_attention import DeltaAttention
 from bien.core.models.delta_rule import CHUNK, LONG, delta_rule
 
 HEADS, DIM = 2, 5
@@ -89,3 +91,21 @@ def test_keys_that_repeat() -> None:
     found, states = delta_rule(*args, rows_of([count], [0]))
     assert (found - mixed).abs().max() <= 1e-4 * mixed.abs().max()
     assert (states - kept).abs().max() <= 1e-4 * kept.abs().max()
+
+
+@pytest.mark.parametrize("bound", [None, -3.5])
+def test_decay_against_the_forget_gate_of_transformers(bound: float | None) -> None:
+    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextForgetGate
+
+    torch.manual_seed(0)
+    config = SimpleNamespace(linear_head_dim=8, linear_num_heads=3, hidden_size=16, linear_lower_bound=bound)
+    gate = Glm5NextTextForgetGate(config)
+    for parameter in gate.parameters():
+        torch.nn.init.normal_(parameter)
+    own = DeltaAttention.__new__(DeltaAttention)
+    own.heads, own.dim, own.bound, own.wide = 3, 8, bound, torch.float32
+    own.low, own.decay = gate.f_a_proj.weight, gate.f_b_proj.weight
+    own.speed, own.bias = gate.A_log.exp()[:, None], gate.dt_bias
+    x = torch.randn(1, 20, 16) * 3
+    with torch.inference_mode():
+        torch.testing.assert_close(own._decay(x[0]), gate(x)[0], rtol=1e-5, atol=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from bien.core.clock import WallClock
 from bien.core.compose import compose
 from bien.core.deployment import Deployment, ModelSpec, PoolSpec
 from bien.core.kv.hashing import extend_chain
-from bien.core.models.delta_attention import DeltaAttention
 from bien.core.plan import StateCopy
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
@@ -347,24 +345,6 @@ def test_the_oracle_agrees_with_transformers(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", linear_config())
     tokens = text(50, 40)
     near(Library(folder).logits(tokens), Oracle(folder).logits(tokens), Library)
-
-
-@pytest.mark.parametrize("bound", [None, -3.5])
-def test_decay_against_the_forget_gate_of_transformers(bound: float | None) -> None:
-    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextForgetGate
-
-    torch.manual_seed(0)
-    config = SimpleNamespace(linear_head_dim=8, linear_num_heads=3, hidden_size=16, linear_lower_bound=bound)
-    gate = Glm5NextTextForgetGate(config)
-    for parameter in gate.parameters():
-        torch.nn.init.normal_(parameter)
-    own = DeltaAttention.__new__(DeltaAttention)
-    own.heads, own.dim, own.bound, own.wide = 3, 8, bound, torch.float32
-    own.low, own.decay = gate.f_a_proj.weight, gate.f_b_proj.weight
-    own.speed, own.bias = gate.A_log.exp()[:, None], gate.dt_bias
-    x = torch.randn(1, 20, 16) * 3
-    with torch.inference_mode():
-        torch.testing.assert_close(own._decay(x[0]), gate(x)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_states_stay_float32_in_bfloat16(k3: Path) -> None:
