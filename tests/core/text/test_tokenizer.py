@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 
 from bien.core.errors import ModelError, UserError
 from bien.core.testing.text import CONTROL, byte_level
+from bien.core.text.byte_pairs import Added, byte_alphabet, byte_pairs
 from bien.core.text.control import ControlToken, ControlTokens
+from bien.core.text.patterns import PreTokenizer
 from bien.core.text.tokenizer import Tokenizer
 from bien.core.worker.threads import in_thread
 
@@ -97,3 +99,23 @@ async def test_the_event_loop_runs_on_while_a_long_text_is_encoded() -> None:
     # Holding the interpreter lock would leave the loop a handful of turns.
     assert turns > 100
     assert len(await encoding) > 0
+
+
+def test_a_text_that_becomes_a_control_token_when_it_is_composed_does_not() -> None:
+    library = byte_level()
+    library.normalizer = normalizers.NFC()
+    library.add_tokens([AddedToken("[MASK]", special=True, normalized=True)])
+    tokenizer = Tokenizer(library)
+    kelvin = "[MAS\u212a]"  # NFC makes a K of it
+    assert tokenizer.id_of("[MASK]") in tokenizer.encode(kelvin).ids()
+    assert not set(tokenizer.encode_guarded(kelvin, MARK).ids()) & tokenizer.control.ids
+    assert tokenizer.id_of("[MASK]") in tokenizer.encode_guarded("[MASK]", MARK).ids()
+
+
+def test_a_control_token_that_is_also_a_word_is_spelled_in_parts() -> None:
+    vocab = {**{c: i for i, c in enumerate(byte_alphabet())}, "stop": 256}
+    pre = PreTokenizer((r"\w+|\W",), whole_words=True)
+    tokenizer = Tokenizer(byte_pairs(vocab, [], pre, {256: Added("stop")}, where="here"))
+    assert list(tokenizer.encode("stop").ids()) == [256]
+    ids = list(tokenizer.encode_plain("a stop stop").ids())
+    assert 256 not in ids and tokenizer.decode(ids) == "a stop stop"
