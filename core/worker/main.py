@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +63,13 @@ def main() -> int:
 
 
 def _run(start: WorkerStart, up: _Up, watch: _ParentWatch) -> int:
-    return serve(
-        start, _builder(start.builder)(start, lambda text: up.send(Progress(text))), up.send, watch.on_loss
-    )
+    build = _builder(start.builder)
+    # In a thread of its own, which ends: the threads that loading starts beside it (OpenMP's) end with it. If
+    # they stayed, there would be more of them than cores, and those of the engine would not wait for each
+    # other but sleep at once, which costs a small step most of its time.
+    with ThreadPoolExecutor(1, "bien-build") as builder:
+        built = builder.submit(build, start, lambda text: up.send(Progress(text))).result()
+    return serve(start, built, up.send, watch.on_loss)
 
 
 def serve(
