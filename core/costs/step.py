@@ -8,14 +8,16 @@ term by a factor that it has fitted; without one the factors are 1 and the share
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bien.core.architectures.base import Architecture
+from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.weights import Weight
 from bien.core.costs.formats import BYTES, Formats
 from bien.core.costs.layout import Layout
@@ -26,6 +28,7 @@ from bien.core.kv.groups import GroupKind
 Array = NDArray[Any]
 ACTIVATION = 2.0  # bytes of an activation on the wire
 DISPATCHED, COMBINED = 1.0, 2.0  # bytes per feature of a token sent to an expert, and back (DeepSeek-V3)
+MEMORY = 4096  # costs kept for the next step of the same size
 RESERVED = 0.08  # of the memory: activations, buffers, the runtime
 
 
@@ -66,11 +69,20 @@ class StepModel:
         e = machine.efficiency
         self._bandwidth = machine.memory_gb_per_s * 1e9 * e.memory
         self._computing = e.compute
+        self._same: dict[tuple[int, int, int], Terms] = {}  # what depends on counts alone, by these
         main = [w for w in a.weights if w.role != "mtp" and not w.spare]
-        self._layers = [_Part.of(w, self.formats) for w in main if w.role not in _APART]
-        self._head = [_Part.of(w, self.formats) for w in main if w.role == "head"]
-        self._routed = [_Part.of(w, self.formats) for w in main if w.role == "routed"]
+        # Layers repeat: equal parts are looked at once, with how many there are.
+        self._layers = Counter(_Part.of(w, self.formats) for w in main if w.role not in _APART)
+        self._head = Counter(_Part.of(w, self.formats) for w in main if w.role == "head")
+        self._routed = Counter(_Part.of(w, self.formats) for w in main if w.role == "routed")
+        self._rates = {
+            p.kind: machine.compute(p.kind) * e.compute for p in (*self._layers, *self._routed, *self._head)
+        }
         self._mixtures = len({w.name.split("experts")[0] for w in main if w.role == "routed"})
+        alike: Counter[AttentionCost] = Counter()
+        for cost in a.attention:
+            alike[msgspec.structs.replace(cost, layers=0)] += cost.layers
+        self._attentions = list(alike.items())
         topk = max((c.cap for c in a.attention), default=0)
         chosen = topk if any(g.kind is GroupKind.INDEXER for g in a.groups) else 0
         self._groups = [
@@ -84,28 +96,58 @@ class StepModel:
 
     def terms(self, starts: Array, counts: Array, samples: int) -> Terms:
         """What the step is made of, before any factor."""
-        layout, tokens = self.layout, int(counts.sum())
-        own = math.ceil(tokens / layout.data)  # of the slowest attention rank
-        bubble = _bubble(layout.pipeline, len(counts))
-        per_stage = bubble / layout.pipeline
-        layers = self.a.layers
-        return Terms(
-            products=per_stage * sum(self._time(p, own, layout.tensor) for p in self._layers),
-            experts=per_stage * self._experts(tokens),
-            head=sum(self._time(p, math.ceil(samples / layout.data), layout.tensor) for p in self._head),
-            attention=bubble * self._attention(starts, counts) / layout.data,
-            messages=per_stage * self._messages(own) + self._hops(own),
-            launches=per_stage * layers * self.machine.kernels_per_layer * self.machine.kernel_us * 1e-6,
-            host=(self.machine.host_us + self.machine.host_us_per_row * len(counts)) * 1e-6,
+        bubble = _bubble(self.layout.pipeline, len(counts))
+        same = self._by_counts(int(counts.sum()), len(counts), samples)
+        return replace(same, attention=bubble * self._attention(starts, counts) / self.layout.data)
+
+    def growing(self, starts: Array, samples: int, steps: int) -> Array:
+        """`seconds` of `steps` steps that follow each other, in each of which every sequence computes one
+        token: the first from `starts`, the next one position further, and so on."""
+        rows = len(starts)
+        same = float(self._by_counts(rows, rows, samples).vector() @ self._factors)
+        share = (
+            _bubble(self.layout.pipeline, rows) / self.layout.data * self._factors[TERMS.index("attention")]
         )
+        ends = starts + 1
+        operations = sum(
+            layers * (c.constant * rows + c.per_position * _grown(ends, c.cap, steps))
+            for c, layers in self._attentions
+        )
+        reading = sum(h.per_token * _grown(ends, h.cap, steps) + h.constant * rows for h in self._groups)
+        rate = self.machine.compute("bf16") * self._computing * self.layout.tensor * self.layout.pipeline
+        out: Array = same + share * np.maximum(operations / rate, reading / self._bandwidth)
+        return out
+
+    def _by_counts(self, tokens: int, rows: int, samples: int) -> Terms:
+        """All but attention."""
+        found = self._same.get((tokens, rows, samples))
+        if found is not None:
+            return found
+        layout, machine = self.layout, self.machine
+        own = math.ceil(tokens / layout.data)  # of the slowest attention rank
+        sampled = math.ceil(samples / layout.data)
+        per_stage = _bubble(layout.pipeline, rows) / layout.pipeline
+        launched = self.a.layers * machine.kernels_per_layer
+        terms = Terms(
+            products=per_stage * sum(n * self._time(p, own, layout.tensor) for p, n in self._layers.items()),
+            experts=per_stage * self._experts(tokens),
+            head=sum(n * self._time(p, sampled, layout.tensor) for p, n in self._head.items()),
+            messages=per_stage * self._messages(own) + self._hops(own),
+            launches=per_stage * launched * machine.kernel_us * 1e-6,
+            host=(machine.host_us + machine.host_us_per_row * rows) * 1e-6,
+        )
+        if len(self._same) >= MEMORY:
+            self._same.clear()
+        self._same[tokens, rows, samples] = terms
+        return terms
 
     def weight_bytes(self) -> float:
         """Of the accelerator that holds most."""
         layout = self.layout
         table = [w for w in self.a.weights if w.role == "embedding"]
-        dense = sum(p.bytes for p in (*self._layers, *self._head)) / layout.tensor
+        dense = sum(n * p.bytes for p, n in (self._layers + self._head).items()) / layout.tensor
         dense += sum(w.size for w in table) * BYTES[self.formats.head] / layout.tensor
-        routed = sum(p.bytes * p.copies for p in self._routed) / (layout.expert * layout.cut)
+        routed = sum(n * p.bytes * p.copies for p, n in self._routed.items()) / (layout.expert * layout.cut)
         return (dense + routed) / layout.pipeline
 
     def kv_tokens(self) -> int:
@@ -124,12 +166,12 @@ class StepModel:
     def _time(self, p: _Part, tokens: int, ways: int) -> float:
         if not tokens:
             return 0.0
-        computing = 2 * p.size * tokens / (self.machine.compute(p.kind) * self._computing)
+        computing = 2 * p.size * tokens / self._rates[p.kind]
         return max(computing, p.bytes / self._bandwidth) / ways
 
     def _experts(self, tokens: int) -> float:
         seconds, layout = 0.0, self.layout
-        for p in self._routed:
+        for p, n in self._routed.items():
             # Chance that some token wants an expert, and how far the fullest device is above the mean.
             share = p.used / p.copies
             touched = 1 - (1 - share) ** tokens
@@ -139,8 +181,7 @@ class StepModel:
             )
             ways = layout.expert * layout.cut
             reading = p.bytes * p.copies * touched / ways / self._bandwidth
-            rate = self.machine.compute(p.kind) * self._computing
-            seconds += max(reading, 2 * p.size * pairs * excess / layout.cut / rate)
+            seconds += n * max(reading, 2 * p.size * pairs * excess / layout.cut / self._rates[p.kind])
         return seconds
 
     def _attention(self, starts: Array, counts: Array) -> float:
@@ -148,9 +189,9 @@ class StepModel:
         ends = starts + counts
         middle = starts + (counts + 1) / 2
         operations = sum(
-            c.layers
+            layers
             * float((counts * (c.constant + c.per_position * np.minimum(middle, c.cap or np.inf))).sum())
-            for c in self.a.attention
+            for c, layers in self._attentions
         )
         rate = self.machine.compute("bf16") * self._computing
         computing = operations / (self.layout.tensor * self.layout.pipeline) / rate
@@ -228,6 +269,18 @@ class _Held:
     def bytes_read(self, ends: Array) -> float:
         seen = np.minimum(ends, self.cap) if self.cap else ends
         return float(seen.sum()) * self.per_token + len(ends) * self.constant
+
+
+def _grown(ends: Array, cap: int, steps: int) -> Array:
+    """Sums of min(ends + k, cap) for k = 0 .. steps - 1; cap 0: no cap."""
+    if not cap:
+        return float(ends.sum()) + len(ends) * np.arange(steps, dtype=float)
+    # From k - 1 to k, those grow that were below the cap.
+    growing = np.searchsorted(np.sort(ends), cap + 1 - np.arange(1, steps), side="left")
+    out = np.empty(steps)
+    out[0] = float(np.minimum(ends, cap).sum())
+    out[1:] = out[0] + np.cumsum(growing)
+    return out
 
 
 def _bubble(stages: int, rows: int) -> float:
