@@ -10,7 +10,7 @@ from tokenizers import AddedToken, normalizers
 
 from bien.core.errors import ModelError, UserError
 from bien.core.testing.text import CONTROL, byte_level
-from bien.core.text.byte_pairs import Added, byte_alphabet, byte_pairs
+from bien.core.text.byte_pairs import Added, byte_alphabet, byte_pairs, merges_of
 from bien.core.text.control import ControlToken, ControlTokens
 from bien.core.text.patterns import PreTokenizer
 from bien.core.text.tokenizer import Tokenizer
@@ -119,3 +119,17 @@ def test_a_control_token_that_is_also_a_word_is_spelled_in_parts() -> None:
     assert list(tokenizer.encode("stop").ids()) == [256]
     ids = list(tokenizer.encode_plain("a stop stop").ids())
     assert 256 not in ids and tokenizer.decode(ids) == "a stop stop"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("<|im_", "end|>"), ("x<", "s>"), ("<s", ">"), ("<|im_end|", ">")]
+)
+def test_two_texts_side_by_side_do_not_complete_a_control_token(first: str, second: str) -> None:
+    text = TOKENIZER.control.guard(first, MARK) + TOKENIZER.control.guard(second, MARK)
+    ids = list(TOKENIZER.encode_guarded(text, MARK).ids())
+    assert not set(ids) & TOKENIZER.control.ids and TOKENIZER.decode(ids) == first + second
+
+
+def test_merges_come_in_the_order_of_ranks_however_a_vocabulary_lies() -> None:
+    vocab = {"aaa": 4, "aa": 2, "b": 1, "a": 0, "ab": 3}
+    assert merges_of(vocab) == [("a", "a"), ("a", "b"), ("a", "aa"), ("aa", "a")]
