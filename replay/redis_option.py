@@ -10,7 +10,7 @@ import msgspec
 
 from bien.core.compose import Composition
 from bien.core.deployment import Deployment, Selection
-from bien.core.errors import UserError
+from bien.core.errors import DeploymentError, UserError
 from bien.core.worker.redis_link import check_redis_url, masked
 from bien.replay.redis_server import RedisServer
 
@@ -34,16 +34,32 @@ def with_redis(deployment: Deployment, url: str | None) -> Deployment:
     return msgspec.structs.replace(deployment, gateway=msgspec.structs.replace(gateway, kv_index=chosen))
 
 
+def refuse_embedded(composition: Composition) -> None:
+    """For workers and gateways that are started apart: DeploymentError where the index asks for a private
+    server, in which they would not meet."""
+    if _wants_server(composition):
+        raise DeploymentError(
+            f"an {EMBEDDED} Redis belongs to one stack: workers and gateways that are started apart "
+            "would not find each other in it; give a URL",
+            field="gateway.kv_index.url",
+        )
+
+
 async def with_server(composition: Composition, opened: AsyncExitStack) -> Composition:
     """With the URL of a private server where the index asks for one; `opened` stops it."""
-    part = composition.gateway["kv_index"]
-    if part.provider.name != INDEX or getattr(part.config, "url", "") != EMBEDDED:
+    if not _wants_server(composition):
         return composition
+    part = composition.gateway["kv_index"]
     server = await RedisServer.start()
     opened.push_async_callback(server.stop)
     config = msgspec.structs.replace(part.config, url=server.url)
     gateway = {**composition.gateway, "kv_index": dataclasses.replace(part, config=config)}
     return dataclasses.replace(composition, gateway=gateway)
+
+
+def _wants_server(composition: Composition) -> bool:
+    part = composition.gateway["kv_index"]
+    return part.provider.name == INDEX and getattr(part.config, "url", "") == EMBEDDED
 
 
 def without_credentials(value: Any) -> Any:

@@ -29,7 +29,7 @@ from bien.gateway.http.server import Server, check_port, serve
 from bien.gateway.index import DurableIndex, KVIndex
 from bien.replay.fleet import find_workers, start_workers
 from bien.replay.processes import WARNING, OnStep
-from bien.replay.redis_option import with_server
+from bien.replay.redis_option import refuse_embedded, with_server
 
 CLEAN_SECONDS = 5.0  # that a cancelled download or conversion gets to end; less than a parent waits for us
 WARM_SECONDS = 10.0  # that the index gets to learn what running workers hold, before requests are taken
@@ -54,6 +54,8 @@ class Stack:
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
         composition = compose(deployment, PluginManager.load())
+        if attach:
+            refuse_embedded(composition)
         await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
         folder = await resolve(deployment.model.name, on_step)
         async with AsyncExitStack() as opened:

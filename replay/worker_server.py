@@ -12,16 +12,17 @@ import msgspec
 from bien.core.clock import WallClock
 from bien.core.compose import compose
 from bien.core.deployment import Deployment
-from bien.core.errors import DeploymentError, UserError
+from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
 from bien.core.worker.launch import WorkerProcess, launch
 from bien.core.worker.redis_link import masked
 from bien.core.worker.resources import check_resources
+from bien.gateway.http.server import address, check_port
 from bien.gateway.index import DurableIndex
 from bien.replay.display import Display
 from bien.replay.fleet import lasting_starts
 from bien.replay.processes import WARNING, OnStep, Processes
-from bien.replay.redis_option import EMBEDDED
+from bien.replay.redis_option import refuse_embedded
 from bien.replay.serving import SIGNALS, keep_signals
 from bien.replay.stack import open_index, resolve
 
@@ -56,11 +57,8 @@ async def _serve(deployment: Deployment, host: str) -> int:
 
 async def _start(deployment: Deployment, host: str, on_step: OnStep, opened: AsyncExitStack) -> str:
     composition = compose(deployment, PluginManager.load())
-    if getattr(composition.gateway["kv_index"].config, "url", "") == EMBEDDED:
-        raise DeploymentError(
-            f"an {EMBEDDED} Redis belongs to one stack, and gateways would not find it; give a URL",
-            field="gateway.kv_index.url",
-        )
+    refuse_embedded(composition)
+    await check_port(host, 0)  # not after all is loaded
     async with AsyncExitStack() as asking:
         index = await open_index(composition, None, asking)
         folder = await resolve(deployment.model.name, on_step)
@@ -73,7 +71,7 @@ async def _start(deployment: Deployment, host: str, on_step: OnStep, opened: Asy
     processes = Processes(workers, _unconnected)
     opened.push_async_callback(processes.stop)
     processes.watch(_Nobody(), on_step)
-    names = ", ".join(f"{w.start.id} at {w.ready.host}:{w.ready.port}" for w in workers)
+    names = ", ".join(f"{w.start.id} at {address(w.ready.host, w.ready.port)}" for w in workers)
     return f"workers {names}; their leases are in {masked(index.publication.url)}"
 
 

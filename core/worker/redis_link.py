@@ -93,7 +93,7 @@ def explained(error: BaseException) -> str:
     """One line, without credentials, that says what a person can do about it."""
     from redis import exceptions as kinds
 
-    text = masked(str(error) or type(error).__name__)
+    text = masked(str(error) or type(error).__name__).rstrip(".")
     refused = any(isinstance(e, kinds.AuthenticationError) for e in (error, error.__cause__))
     if refused or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
         return f"it refuses these credentials ({text})"

@@ -42,8 +42,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{address(self.host, self.port)}"
 
     def drain(self) -> None:
         """Refuse new generations (503) and say so at /ready; it listens on, and those under way go on."""
@@ -76,6 +75,11 @@ async def serve(app: web.Application, host: str = "127.0.0.1", port: int = 8000)
         await runner.cleanup()
         raise ResourceError(_why(error, host, port), field="port") from error
     return Server(app, runner, host)
+
+
+def address(host: str, port: int) -> str:
+    """host:port, as it stands in URLs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def check_port(host: str, port: int) -> None:
@@ -112,5 +116,5 @@ def _why(error: OSError, host: str, port: int) -> str:
     if number == errno.EACCES:
         return f"port {port} on {host} needs privileges; valid: a port from 1024, or 0 for any free one"
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
-        return f"{host!r} is no address of this machine; valid: 127.0.0.1, 0.0.0.0, or one of its own"
+        return f"{host!r} is no address of this machine; valid: one of its own, such as 127.0.0.1"
     return f"cannot listen on {host} port {port}: {error}; set another gateway.host or gateway.port"

@@ -341,11 +341,15 @@ async def test_what_cannot_meet_says_why(model: Path, server: RedisProcess) -> N
 
 
 def test_options_that_cannot_be_say_why(model: Path, tmp_path: Path) -> None:
+    """Before anything is loaded or asked."""
+    url = "redis://127.0.0.1:1"
     file = str(toml(tmp_path / "d.toml", model))
     for words, why in (
         (("worker", file), "the index is 'memory'"),
         (("worker", file, "--host", "0.0.0.0"), "one address of this machine"),
+        (("worker", file, "--host", "192.0.2.1", "--redis", url), "no address of this machine"),
         (("worker", file, "--redis", "embedded"), "belongs to one stack"),
+        (("serve", file, "--redis", "embedded", "--attach"), "belongs to one stack"),
         (("serve", file, "--redis", "redis://u:hidden@h:x"), r"--redis: 'redis://\*\*\*@h:x' is no URL"),
         (("serve", file, "--redis", "redis://u:hidden@127.0.0.1:1"), r"\*\*\*@127.0.0.1:1: .*connect"),
         (("replay", "--url", "http://127.0.0.1:1", "--redis", "embedded"), "leave it out with --url"),
