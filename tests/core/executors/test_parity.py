@@ -63,10 +63,10 @@ def gpt_oss(folder: Path, **changes: Any) -> Path:
         "rope_type": "yarn",
         "rope_theta": 5000.0,
         "factor": 4.0,
-        "beta_fast": 16.0,
-        "beta_slow": 1.5,
+        "beta_fast": 8.0,
+        "beta_slow": 0.9,
         "truncate": False,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": 400,
     }
     shape = {
         "head_dim": 12,
