@@ -1,6 +1,7 @@
 """`python -m bien.core.worker.rank`: a rank other than 0, as rank 0 starts it (rank_launch.py).
 
-It ends with its links: neither a rank 0 that is killed nor one that forgets it leaves it running.
+It ends with its links: neither a rank 0 that is killed nor one that forgets it leaves it running, or the
+folder in which they meet lying about.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +31,9 @@ from bien.core.parallel.communicator import Communicator
 from bien.core.worker.rank_launch import RankStart, meet
 from bien.core.worker.start import Failed
 
+if TYPE_CHECKING:
+    from bien.core.executors.rank import RankLoop
+
 GRACE = 1.0  # seconds for a clean end once rank 0 is gone
 log = logging.getLogger("bien.worker")
 
@@ -36,8 +44,14 @@ def main() -> int:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
     steps: Link[Down] = Link(socket.socket(fileno=start.steps), Down)
     blocks: Link[BlocksDown] = Link(socket.socket(fileno=start.blocks), BlocksDown)
-    steps.send(Here(start.rank, "steps", "", os.getpid()))
-    return serve_rank(start, steps, blocks, lambda device: meet(start.store, start.rank, start.world, device))
+    on_loss = partial(shutil.rmtree, Path(start.store).parent, ignore_errors=True)
+    try:
+        steps.send(Here(start.rank, "steps", "", os.getpid()))
+    except LinkClosed:
+        on_loss()
+        return 1
+    find = partial(meet, start.store, start.rank, start.world)
+    return serve_rank(start, steps, blocks, find, on_loss)
 
 
 def serve_rank(
@@ -45,12 +59,15 @@ def serve_rank(
     steps: Link[Down],
     blocks: Link[BlocksDown],
     meet: Callable[[str], Communicator],
+    on_loss: Callable[[], None] = lambda: None,
 ) -> int:
-    """Load this rank's part and run what rank 0 sends; the exit code. `meet` joins the ranks of a device."""
+    """Load this rank's part and run what rank 0 sends; the exit code. `meet` joins the ranks of a device;
+    `on_loss` is called, once or twice, when rank 0 is gone."""
     try:
-        _serve(start, steps, blocks, meet)
+        _serve(start, steps, blocks, meet, on_loss)
         return 0
     except LinkClosed:
+        on_loss()
         return 1
     except BienError as error:
         failed, code = Failed.of(error), error.exit_code
@@ -65,7 +82,11 @@ def serve_rank(
 
 
 def _serve(
-    start: RankStart, steps: Link[Down], blocks: Link[BlocksDown], meet: Callable[[str], Communicator]
+    start: RankStart,
+    steps: Link[Down],
+    blocks: Link[BlocksDown],
+    meet: Callable[[str], Communicator],
+    on_loss: Callable[[], None],
 ) -> None:
     from bien.core.architectures.registry import read_architecture
     from bien.core.build import prepare
@@ -76,7 +97,7 @@ def _serve(
     architecture = read_architecture(model.name, model.block_tokens, model.dtype, model.max_context)
     pool = compose_pool(model, start.pool, start.plugins)
     loop = RankLoop()
-    threading.Thread(target=_follow, args=(loop.serve_blocks, blocks), daemon=True).start()
+    threading.Thread(target=_follow, args=(loop, blocks, on_loss), daemon=True).start()
     ctx, parts = prepare(pool, architecture, threads=start.threads)
     ctx.device = rank_device(ctx.device, start.local_rank)
     steps.send(Done())
@@ -95,8 +116,9 @@ def _serve(
     parts.close()
 
 
-def _follow(serve: Callable[[Link[BlocksDown]], None], blocks: Link[BlocksDown]) -> None:
-    serve(blocks)
+def _follow(loop: RankLoop, blocks: Link[BlocksDown], on_loss: Callable[[], None]) -> None:
+    loop.serve_blocks(blocks)
+    on_loss()
     WallClock().block(GRACE)
     os._exit(1)
 

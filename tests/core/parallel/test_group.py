@@ -236,14 +236,22 @@ def test_what_a_rank_fails_with_is_raised_here(manager: PluginManager, toy: str)
     remote.kill()
 
 
-def test_a_rank_ends_with_its_links(manager: PluginManager, toy: str) -> None:
-    """As when rank 0 is killed, while this one waits for it."""
+@pytest.mark.parametrize("link", ["steps", "blocks"])
+def test_a_rank_ends_with_its_links(
+    manager: PluginManager, toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    """As when rank 0 is killed, while this one waits for it: a thread of the rank follows each link. Rank 0
+    could not take back the folder in which they were to meet."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pool = composed(manager, toy)
-    [remote] = LaunchedRanks(pool.model, pool.spec, pool.plugins).open(2, 1)
+    ranks = LaunchedRanks(pool.model, pool.spec, pool.plugins)
+    [remote] = ranks.open(2, 1)
     assert remote.process is not None
     remote.answer()
-    remote.blocks.close()  # the other thread of the rank waits for the next plan
+    assert list(tmp_path.iterdir())
+    getattr(remote, link).close()
     assert remote.process.wait(SECONDS) == 1
+    assert not list(tmp_path.iterdir())
     remote.kill()
 
 
