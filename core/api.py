@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 from bien.core.architectures.base import Architecture, ArchitectureReader
 from bien.core.cache_folder import cache_folder
 from bien.core.clock import Clock
+from bien.core.costs.formats import Formats
+from bien.core.costs.layout import Layout
+from bien.core.costs.machine import Machine, load_machine, machines
+from bien.core.costs.step import TERMS, StepModel
 from bien.core.errors import (
     BienError,
     ContextLengthError,
@@ -27,7 +31,7 @@ from bien.core.errors import (
     UserError,
     nearest,
 )
-from bien.core.executors.base import BlockIO, Executor
+from bien.core.executors.base import BlockIO, Executor, HostLink
 from bien.core.hooks import hookimpl
 from bien.core.kernels.base import Kernels
 from bien.core.kv.events import EventBatch, KVEvent
@@ -58,6 +62,7 @@ __all__ = [
     "API",
     "HASH_BYTES",
     "KINDS",
+    "TERMS",
     "Architecture",
     "ArchitectureReader",
     "BienError",
@@ -72,16 +77,20 @@ __all__ = [
     "EventBatch",
     "Executor",
     "ExecutorPlan",
+    "Formats",
     "GenerateRequest",
     "GroupKind",
     "GroupRows",
+    "HostLink",
     "HostSpeculator",
     "Job",
     "KVEvent",
     "KVGroup",
     "KVStore",
     "Kernels",
+    "Layout",
     "LinearMethod",
+    "Machine",
     "Mesh",
     "ModelError",
     "NewSequence",
@@ -105,6 +114,7 @@ __all__ = [
     "StackedMethod",
     "StateCopy",
     "Status",
+    "StepModel",
     "StepPlan",
     "StepResult",
     "TableUpdate",
@@ -119,6 +129,9 @@ __all__ = [
     "UserError",
     "cache_folder",
     "hookimpl",
+    "load_machine",
+    "machine_executor",
+    "machines",
     "make_transfers",
     "nearest",
     "simulated_executor",
@@ -136,6 +149,15 @@ def simulated_executor(ctx: Context, cost: Callable[[ExecutorPlan], float]) -> E
     if ctx.architecture is None:
         raise UserError("a simulated executor needs the architecture of the model in its context")
     return SimulatedExecutor(ctx.groups, cost, ctx.architecture.vocab_size, virtual=ctx.clock.virtual)
+
+
+def machine_executor(ctx: Context, model: StepModel, *, limited: bool = True) -> Executor:
+    """The same with the costs of `model`, a machine's: pools that do not fit it are refused, a pool that says
+    nothing of its KV gets what fits, and KV stores copy at the speed of the link to the host. `limited`
+    False: any pool is taken."""
+    from bien.core.executors.simulated_machine import machine_executor
+
+    return machine_executor(ctx, model, limited)
 
 
 def torch_executor(ctx: Context) -> Executor:

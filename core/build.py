@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -126,7 +126,7 @@ def build(
         executor: Executor = pool.make("executor", ctx)
         made.callback(executor.close)
         groups = executor.groups
-        spec = sized(spec, groups)
+        spec = sized(spec, groups, getattr(executor, "room", None))
         blocks = tuple(pool_blocks(group, spec) for group in groups)
         progress(f"allocating KV for {spec.kv_tokens} tokens")
         executor.allocate(blocks, spec.slots, architecture.max_context)
@@ -151,7 +151,7 @@ def build(
             rng=ctx.rng,
         )
         made.pop_all()
-    info = describe(pool, architecture, groups, id=id, generation=generation)
+    info = describe(replace(pool, spec=spec), architecture, groups, id=id, generation=generation)
     return BuiltWorker(engine, executor, info, architecture, parts)
 
 

@@ -40,7 +40,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers of one kind. The KV of each is given as `kv_tokens`, what every paged group holds, or as
-    `kv_memory`, bytes of all groups together (in a file also "2GiB"). Neither: `kv_tokens` = 32768."""
+    `kv_memory`, bytes of all groups together (in a file also "2GiB"). Neither: `kv_tokens` = 32768, or
+    what fits where the executor has a `machine`."""
 
     name: str = "main"
     role: Literal["prefill", "decode", "both"] = "both"  # the others are refused until there is a hand-over
@@ -48,7 +49,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     devices: int = 1  # ranks of one engine
     threads: int | None = None  # of one worker, all its ranks; None: an even share of the cores
-    kv_tokens: int | None = None  # None only where kv_memory is given
+    kv_tokens: int | None = None  # None only where kv_memory is given, or the executor's machine decides
     kv_memory: int | None = None
     snapshots: int = 64  # blocks of each STATE group beyond one per slot
     snapshot_tokens: int = 0  # states of prompts are kept each so many tokens too; 0: at ends of turns only
@@ -62,7 +63,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_store: Selection | None = None
 
     def __post_init__(self) -> None:
-        if self.kv_tokens is None and self.kv_memory is None:
+        if self.kv_tokens is None and self.kv_memory is None and "machine" not in self.executor.parameters:
             msgspec.structs.force_setattr(self, "kv_tokens", KV_TOKENS)
 
 
@@ -150,7 +151,7 @@ def _find(source: str | Path, search: Sequence[Path]) -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    if path.suffix or len(path.parts) != 1:
+    if path.suffix == ".toml" or len(path.parts) != 1:
         raise DeploymentError(f"no deployment file {str(source)!r}; give a .toml file or a built-in name")
     known = {file.stem: file for folder in search for file in sorted(folder.glob("*.toml"))}
     if str(source) not in known:

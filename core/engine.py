@@ -169,8 +169,9 @@ class Engine:
         """Commit the oldest step in flight."""
         return self.finish_many(result, 1)
 
-    def finish_many(self, result: StepResult, steps: int) -> StepReport:
-        """Commit the oldest step in flight and `steps` - 1 repetitions of it (see `jumpable`)."""
+    def finish_many(self, result: StepResult, steps: int, seconds: float | None = None) -> StepReport:
+        """Commit the oldest step in flight and `steps` - 1 repetitions of it (see `jumpable`). `seconds`: of
+        all of them together; None: each took as long as the first."""
         flight = self._flights.popleft()
         assert flight.step == result.step, f"result of step {result.step}, expected {flight.step}"
         assert steps == 1 or not self._flights, "a jump cannot overlap"
@@ -195,8 +196,9 @@ class Engine:
             self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report, logprobs)
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps
-        self._stats.busy_seconds += result.seconds * steps
-        self._scheduler.note(result.seconds * steps, flight.tokens * steps)
+        seconds = result.seconds * steps if seconds is None else seconds
+        self._stats.busy_seconds += seconds
+        self._scheduler.note(seconds, flight.tokens * steps)
         self._tier.save_committed()
         report.events += self.cache.take_events()
         self._tier_events(report)

@@ -6,17 +6,26 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bien.core.deployment import PoolSpec
+from bien.core.costs.memory import Room
+from bien.core.deployment import KV_TOKENS, PoolSpec
 from bien.core.errors import DeploymentError
 from bien.core.kv.groups import KVGroup
 
 
-def sized(spec: PoolSpec, groups: Iterable[KVGroup]) -> PoolSpec:
+def sized(spec: PoolSpec, groups: Iterable[KVGroup], room: Room | None = None) -> PoolSpec:
     """`spec` with `kv_tokens` in the place of `kv_memory`: as many whole blocks of tokens as those bytes
     hold in all `groups` together, after the states that slots and snapshots need and each null block.
+    Where neither is given, what fits into `room`.
 
     DeploymentError with the numbers when that is not one block.
     """
+    if spec.kv_tokens is None and spec.kv_memory is None:
+        if room is None:
+            return msgspec.structs.replace(spec, kv_tokens=KV_TOKENS)
+        try:
+            return sized(msgspec.structs.replace(spec, kv_memory=room.bytes), room.groups)
+        except DeploymentError as error:
+            raise DeploymentError(f"{error}: {room.text}", field="kv_tokens") from None
     if spec.kv_memory is None:
         return spec
     groups = tuple(groups)

@@ -16,7 +16,7 @@ import msgspec
 
 from bien.core.build import BuiltWorker, build
 from bien.core.clock import VirtualClock
-from bien.core.compose import Composition, compose
+from bien.core.compose import Composition, PoolComposition, compose
 from bien.core.deployment import Deployment, Selection
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
@@ -134,6 +134,11 @@ def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
             )
 
 
+def accelerators(pool: PoolComposition) -> int:
+    """That one worker takes."""
+    return getattr(pool.parts["executor"].config, "accelerators", None) or pool.spec.devices
+
+
 def make_gateway(
     composition: Composition, clients: list[InProcessClient], clock: VirtualClock, seed: int
 ) -> Gateway:
@@ -163,7 +168,7 @@ async def _run(
     info = TargetInfo(
         model=Path(composition.model.name).name,
         max_context=gateway.max_context,
-        accelerators=sum(p.spec.count * p.spec.devices for p in spec),
+        accelerators=sum(p.spec.count * accelerators(p) for p in spec),
     )
     trace = open_paths(plan.traces, manager)
     block_tokens = composition.model.block_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bien.core.deployment import Deployment
+from bien.core.deployment import Deployment, Selection
 from bien.replay.driver import Driver
 
 
@@ -20,8 +20,12 @@ def alone(deployment: Deployment, loaded: Driver) -> Deployment:
     # Besides, turns in flight may compute side by side what they could have shared.
     longest = max((r.prompt_tokens + r.asked for r in loaded.records), default=0)
     tokens = max(pool.kv_tokens or 0, fresh + pool.slots * (longest + block))
+    executor = pool.executor
+    if executor.use == "simulated" and "machine" in executor.parameters:
+        executor = Selection(executor.use, {**executor.parameters, "unlimited": True})
     one = msgspec.structs.replace(
         pool,
+        executor=executor,
         role="both",
         count=1,
         kv_tokens=tokens,

@@ -8,7 +8,7 @@ then reads the tokens that the executor itself has sampled.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bien.core.kv.groups import KVGroup
 from bien.core.plan import ExecutorPlan, StepResult
@@ -24,6 +24,15 @@ class BlockIO(Protocol):
     def write(self, group: int, blocks: list[int], data: Any) -> None:
         """Put back what `read` returned, into these blocks."""
         ...
+
+
+@runtime_checkable
+class HostLink(Protocol):
+    """A `BlockIO` of a simulated machine: how fast its blocks travel to the host and back."""
+
+    bytes_per_s: float  # of one link
+    lanes: int  # transfers at a time
+    shares: tuple[float, ...]  # by group: what one link carries of a block, others the rest at the same time
 
 
 class Executor(Protocol):

@@ -12,8 +12,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bien.core.clock import WallClock
+from bien.core.costs.memory import Room
 from bien.core.errors import ResourceError
 from bien.core.kv.groups import KVGroup
 from bien.core.plan import ExecutorPlan, NewSequence, StepResult
@@ -22,12 +24,12 @@ from bien.core.request import TokenIds
 StepCost = Callable[[ExecutorPlan], float]
 """Seconds of one step."""
 
+GrowingCost = Callable[[ExecutorPlan, int], NDArray[Any]]
+"""Seconds of each of so many steps: a plan of decodes, then the same one position further, and so on."""
+
 
 class NoData:
     """`BlockIO` without memory behind it: transfers move nothing."""
-
-    def __init__(self, groups: tuple[KVGroup, ...]) -> None:
-        self._bytes = [g.block_bytes for g in groups]
 
     def read(self, group: int, blocks: list[int]) -> Any:
         return np.empty(0, dtype=np.uint8)
@@ -42,10 +44,22 @@ class SimulatedExecutor:
     simulated = True
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], cost: StepCost, vocab_size: int, *, virtual: bool
+        self,
+        groups: tuple[KVGroup, ...],
+        cost: StepCost,
+        vocab_size: int,
+        *,
+        virtual: bool,
+        growing: GrowingCost | None = None,
+        room: Room | None = None,
+        io: NoData | None = None,
     ) -> None:
+        """`growing`: where the cost depends on positions; it must say what `cost` would, plan by plan.
+        `room`: what there is for KV; None: as much as anyone asks for."""
         self.groups = groups
-        self.io = NoData(groups)
+        self.room = room
+        self.io = io or NoData()
+        self.growing = growing
         self._cost = cost
         self._vocab = vocab_size
         self._clock = None if virtual else WallClock()
@@ -54,6 +68,8 @@ class SimulatedExecutor:
     def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
         if len(blocks) != len(self.groups):
             raise ResourceError(f"{len(blocks)} pool sizes for {len(self.groups)} KV groups")
+        if self.room is not None:
+            self.room.check(blocks)
 
     def forward(self, plan: ExecutorPlan) -> ExecutorPlan:
         for slot in plan.released.tolist():

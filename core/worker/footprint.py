@@ -45,9 +45,9 @@ def footprint(pool: PoolComposition, architecture: Architecture, model: ModelSpe
     `torch` need, is left out and said in `unknown`. DeploymentError where `kv_memory` is too small."""
     unknown: list[str] = []
     groups = architecture.groups + _drafter_groups(pool, architecture, model, unknown)
+    if pool.spec.executor.use == "simulated":
+        return Footprint(pool.spec, process=PROCESS)
     spec = sized(pool.spec, groups)
-    if spec.executor.use == "simulated":
-        return Footprint(spec, process=PROCESS)
     store = _store(pool, groups, unknown)
     if spec.executor.use != "torch":
         unknown.append(f"what executor {spec.executor.use!r} takes")

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bien.core.clock import Clock, tolerance
 from bien.core.engine import Engine
 from bien.core.errors import BienError
@@ -40,6 +43,7 @@ class InProcessClient:
         self._clock = clock
         self._jump = jump and clock.virtual
         self._simulated = bool(getattr(executor, "simulated", False))
+        self._growing = getattr(executor, "growing", None)  # costs of the steps of a jump
         self._listener: WorkerListener | None = None
         self._inbox: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
@@ -81,12 +85,12 @@ class InProcessClient:
         if flight is None or flight.steps <= 1:
             return
         now = self._clock.time()
-        done = math.floor((now - flight.start + tolerance(now)) / flight.seconds)
+        done = flight.done(now - flight.start + tolerance(now))
         # The last step of a jump is settled by its own timer: it may finish sequences.
         done = min(done, flight.steps - 1)
         if done >= 1:
             self._settle(flight, done, late=True)
-            self._flight = self._issue(flight.start + done * flight.seconds)
+            self._flight = self._issue(flight.start + flight.elapsed(done))
             assert self._flight is not None, "a stationary scheduler planned nothing"
             self._flight.steps = min(self._flight.steps, flight.steps - done)
             self._flight.timer = flight.timer
@@ -141,15 +145,20 @@ class InProcessClient:
         if plan is None:
             return None
         result = self._executor.sample(self._executor.forward(plan)).result()
-        steps = self.engine.jumpable() if self._jump and self._simulated else 1
-        return _Flight(start, result.seconds if self._simulated else 0.0, steps, result)
+        if not self._simulated:
+            return _Flight(start, 0.0, 1, result)
+        steps = self.engine.jumpable() if self._jump else 1
+        ends = None
+        if steps > 1 and self._growing is not None:
+            ends = np.cumsum(self._growing(plan, steps))
+        return _Flight(start, result.seconds, steps, result, ends)
 
     async def _elapse(self) -> None:
         """Wait until the flight's time has passed, then settle it. Arrivals may shorten it meanwhile."""
         while True:
             flight = self._flight
             assert flight is not None
-            end = flight.start + flight.steps * flight.seconds
+            end = flight.start + flight.elapsed(flight.steps)
             wait = end - self._clock.time()
             if wait <= tolerance(end):
                 break
@@ -163,10 +172,11 @@ class InProcessClient:
         self._flight = None
 
     def _settle(self, flight: _Flight, steps: int, late: bool = False) -> None:
-        report = self.engine.finish_many(flight.result, steps)
+        seconds = flight.elapsed(steps)
+        report = self.engine.finish_many(flight.result, steps, seconds if self._simulated else None)
         times = None
         if steps > 1 or late:
-            times = flight.start + flight.seconds, flight.start + steps * flight.seconds
+            times = flight.start + flight.seconds, flight.start + seconds
         self._emit(report, times)
 
     def _post(self, act: Callable[[], None]) -> None:
@@ -209,13 +219,27 @@ class InProcessClient:
 
 
 class _Flight:
-    """`steps` equal steps of `seconds` each, under way since `start`."""
+    """`steps` steps of the same rows, under way since `start`. The first takes `seconds`, and so do the others
+    unless `ends` says when each ends, in seconds from `start`."""
 
-    __slots__ = ("result", "seconds", "start", "steps", "timer")
+    __slots__ = ("ends", "result", "seconds", "start", "steps", "timer")
 
-    def __init__(self, start: float, seconds: float, steps: int, result: StepResult) -> None:
+    def __init__(
+        self, start: float, seconds: float, steps: int, result: StepResult, ends: NDArray[Any] | None = None
+    ) -> None:
         self.start = start
         self.seconds = seconds
         self.steps = steps
         self.result = result
+        self.ends = ends
         self.timer: Any = None
+
+    def elapsed(self, steps: int) -> float:
+        """Seconds from `start` to the end of so many steps."""
+        return steps * self.seconds if self.ends is None else float(self.ends[steps - 1])
+
+    def done(self, seconds: float) -> int:
+        """Steps that end within so many seconds from `start`."""
+        if self.ends is None:
+            return math.floor(seconds / self.seconds)
+        return int(self.ends.searchsorted(seconds, side="right"))

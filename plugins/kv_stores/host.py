@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from bien.core.api import (
     Clock,
     Context,
     DeploymentError,
+    HostLink,
     Job,
     KVGroup,
     Provider,
@@ -30,12 +31,13 @@ Settle = Callable[[Any, Exception | None], None]
 class HostConfig(msgspec.Struct, forbid_unknown_fields=True):
     """`capacity_bytes`, or `capacity_blocks`: room for so many blocks of every paged group at once (state
     snapshots share it); 1 GiB when neither is given. `workers`: copying threads. `bandwidth_bytes_per_s`
-    of each worker counts in simulation only."""
+    of each worker counts in simulation only; left out: that of the machine's link to its host, 16 GB/s where
+    the executor has no machine."""
 
     capacity_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     capacity_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     workers: Annotated[int, msgspec.Meta(ge=1)] = 1
-    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] = 16e9
+    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET
 
     def host_bytes(self, groups: tuple[KVGroup, ...]) -> int:
         if self.capacity_blocks:
@@ -100,8 +102,13 @@ class HostStore:
         clock: Clock,
         transfers: Transfers,
         capacity_bytes: int,
+        shares: Sequence[float] = (),
     ) -> None:
+        """`shares`: what one link carries of each group's blocks; others carry the rest at the same time."""
         self._bytes = [group.block_bytes for group in groups]
+        self._carried = [
+            n * share for n, share in zip(self._bytes, shares or [1.0] * len(groups), strict=True)
+        ]
         self._io = io
         self._clock = clock
         self._transfers = transfers
@@ -134,7 +141,7 @@ class HostStore:
         if not keys:
             return None
         work = partial(_read, self._io, group, sources)
-        return self._start(work, len(keys) * self._bytes[group], partial(self._saved, keys))
+        return self._start(work, len(keys) * self._carried[group], partial(self._saved, keys))
 
     def load(self, group: int, hashes: bytes, blocks: list[int]) -> Copy | Failed:
         self._poll()
@@ -145,7 +152,7 @@ class HostStore:
         self._renew(keys)
         # The data is the job's from here on: evicting the entries meanwhile does it no harm.
         work = partial(_write, self._io, group, blocks, data)
-        return self._start(work, len(keys) * self._bytes[group], _ignore)
+        return self._start(work, len(keys) * self._carried[group], _ignore)
 
     def pin(self, group: int, hashes: bytes, ttl: float) -> None:
         self._poll()
@@ -179,8 +186,8 @@ class HostStore:
         self._ready.clear()
         self._used = 0
 
-    def _start(self, work: Callable[[], Any], nbytes: int, settle: Settle) -> Copy:
-        copy = Copy(self._transfers.start(work, nbytes), settle)
+    def _start(self, work: Callable[[], Any], nbytes: float, settle: Settle) -> Copy:
+        copy = Copy(self._transfers.start(work, round(nbytes)), settle)
         self._copies.append(copy)
         return copy
 
@@ -260,8 +267,14 @@ def make(config: HostConfig, ctx: Context) -> HostStore:
     if ctx.io is None and not ctx.clock.virtual:
         raise DeploymentError("kv_store 'host' needs an executor whose blocks can be read and written")
     capacity = config.host_bytes(ctx.groups)
-    transfers = make_transfers(ctx.clock, config.workers, config.bandwidth_bytes_per_s)
-    return HostStore(ctx.groups, None if ctx.clock.virtual else ctx.io, ctx.clock, transfers, capacity)
+    bandwidth, lanes, shares = config.bandwidth_bytes_per_s, config.workers, ()
+    if bandwidth is msgspec.UNSET:
+        bandwidth = 16e9
+        if ctx.clock.virtual and isinstance(ctx.io, HostLink):
+            bandwidth, lanes, shares = ctx.io.bytes_per_s, max(lanes, ctx.io.lanes), ctx.io.shares
+    transfers = make_transfers(ctx.clock, lanes, bandwidth)
+    io = None if ctx.clock.virtual else ctx.io
+    return HostStore(ctx.groups, io, ctx.clock, transfers, capacity, shares)
 
 
 @hookimpl

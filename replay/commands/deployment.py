@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from bien.core.compose import Composition, Part, compose
@@ -86,10 +87,13 @@ def describe(composition: Composition) -> list[str]:
 def _kv(spec: PoolSpec) -> str:
     if spec.kv_memory is not None:
         return f"KV of {megabytes(spec.kv_memory)}"
+    if spec.kv_tokens is None:
+        return "KV as it fits"
     return f"KV for {spec.kv_tokens} tokens"
 
 
 def _part(kind: str, part: Part) -> str:
     values = {name: without_credentials(getattr(part.config, name)) for name in part.config.__struct_fields__}
+    values = {name: value for name, value in values.items() if value is not msgspec.UNSET}
     shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return f"  {kind}: {part.provider.name}{f' ({shown})' if shown else ''}"
