@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,13 +39,33 @@ def cost(plan: ExecutorPlan) -> float:
     return 0.008 + 0.0005 * plan.tokens
 
 
+def growing_cost(plan: ExecutorPlan) -> float:
+    """Grows with the context, up to a cap."""
+    return 0.004 + 0.0005 * plan.tokens + 0.0001 * float(np.minimum(plan.starts + plan.counts, 60).sum())
+
+
+def growing(plan: ExecutorPlan, steps: int) -> Any:
+    return np.array([growing_cost(replace(plan, starts=plan.starts + k)) for k in range(steps)])
+
+
 def make(
-    kinds: str, blocks: int, slots: int, jump: bool, counted: list[int], scheduler: str = "fcfs"
+    kinds: str,
+    blocks: int,
+    slots: int,
+    jump: bool,
+    counted: list[int],
+    scheduler: str = "fcfs",
+    grows: bool = False,
 ) -> InProcessClient:
     groups = toy_groups(kinds)
     sizes = tuple(blocks if g.paged else slots + 6 for g in groups)
     clock = VirtualClock()
-    executor = SimulatedExecutor(groups, lambda p: counted.append(p.step) or cost(p), 50, virtual=True)  # type: ignore[func-returns-value]
+
+    def count(plan: ExecutorPlan) -> float:
+        counted.append(plan.step)
+        return growing_cost(plan) if grows else cost(plan)
+
+    executor = SimulatedExecutor(groups, count, 50, virtual=True, growing=growing if grows else None)
     executor.allocate(sizes, slots, 512)
     engine = Engine(
         scheduler=SCHEDULERS[scheduler](),
@@ -81,7 +103,13 @@ class Recorder:
 
 
 def play(
-    seed: int, kinds: str, blocks: int, slots: int, jump: bool, scheduler: str = "fcfs"
+    seed: int,
+    kinds: str,
+    blocks: int,
+    slots: int,
+    jump: bool,
+    scheduler: str = "fcfs",
+    grows: bool = False,
 ) -> tuple[Recorder, int]:
     rng, classes = random.Random(seed), random.Random(seed)
     jobs = []
@@ -99,7 +127,7 @@ def play(
     recorder = Recorder()
 
     async def main() -> None:
-        client = make(kinds, blocks, slots, jump, counted, scheduler)
+        client = make(kinds, blocks, slots, jump, counted, scheduler, grows)
         client.attach(recorder)
         clock = VirtualClock()
         for rid, (at, base, length, out) in enumerate(sorted(jobs)):
@@ -130,12 +158,13 @@ def play(
     blocks=st.integers(40, 120),
     slots=st.integers(1, 5),
     scheduler=st.sampled_from(sorted(SCHEDULERS)),
+    grows=st.booleans(),
 )
 def test_a_jumped_run_equals_a_stepped_run(
-    seed: int, kinds: str, blocks: int, slots: int, scheduler: str
+    seed: int, kinds: str, blocks: int, slots: int, scheduler: str, grows: bool
 ) -> None:
-    stepped, steps = play(seed, kinds, blocks, slots, jump=False, scheduler=scheduler)
-    jumped, fewer = play(seed, kinds, blocks, slots, jump=True, scheduler=scheduler)
+    stepped, steps = play(seed, kinds, blocks, slots, jump=False, scheduler=scheduler, grows=grows)
+    jumped, fewer = play(seed, kinds, blocks, slots, jump=True, scheduler=scheduler, grows=grows)
     assert fewer <= steps
     assert stepped.records.keys() == jumped.records.keys()
     for rid, want in stepped.records.items():
