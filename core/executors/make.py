@@ -131,6 +131,8 @@ def usable_device(name: str) -> torch.device:
     """UserError for a device that torch does not know or cannot reach."""
     try:
         device = torch.device(name)
+        if device.type == "meta":  # torch makes tensors there, without contents
+            raise RuntimeError("it holds no data")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
         reason = str(error).splitlines()[0]

@@ -13,6 +13,7 @@ from bien.core.architectures.fields import ITEM_BYTES
 from bien.core.compose import PoolComposition
 from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.kv.groups import KVGroup
+from bien.core.providers import Context
 from bien.core.sizing import kv_bytes, sized
 
 MB = 1_000_000
@@ -42,7 +43,10 @@ class Footprint:
 
 def footprint(pool: PoolComposition, architecture: Architecture, model: ModelSpec) -> Footprint:
     """The estimate for one worker of `pool`. What lies on other devices, and what executors other than
-    `torch` need, is left out and said in `unknown`. DeploymentError where `kv_memory` is too small."""
+    `torch` need, is left out and said in `unknown`. DeploymentError where `kv_memory` is too small; what the
+    strategy raises where it cannot cut this model over `devices`."""
+    if pool.spec.devices > 1:
+        _check_mesh(pool, architecture)
     unknown: list[str] = []
     groups = architecture.groups + _drafter_groups(pool, architecture, model, unknown)
     if pool.spec.executor.use == "simulated":
@@ -68,6 +72,14 @@ def footprint(pool: PoolComposition, architecture: Architecture, model: ModelSpe
         process=process,
         unknown=tuple(unknown),
     )
+
+
+def _check_mesh(pool: PoolComposition, architecture: Architecture) -> None:
+    strategy = pool.make("parallel", Context(architecture=architecture, groups=architecture.groups))
+    try:
+        strategy.mesh(pool.spec.devices)
+    finally:
+        strategy.close()
 
 
 def _weights(pool: PoolComposition, a: Architecture, item: int, unknown: list[str]) -> int:

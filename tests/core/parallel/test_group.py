@@ -260,6 +260,8 @@ def test_sizes_that_fit_no_head_are_refused_before_anything_starts(manager: Plug
         build(composed(manager, toy, 5), id="w", generation="g")
     with pytest.raises(UserError, match="device 'cuda:99' cannot be used"):
         build(composed(manager, toy, device="cuda:99"), id="w", generation="g")
+    with pytest.raises(UserError, match="device 'meta' cannot be used: it holds no data"):
+        build(composed(manager, toy, 1, device="meta"), id="w", generation="g")
     with pytest.raises(UserError, match="runs on 1 device, not on 2"):
         build(composed(manager, toy, 2, parallel=Selection("single")), id="w", generation="g")
 

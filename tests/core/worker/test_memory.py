@@ -10,7 +10,7 @@ import pytest
 
 from bien.core.compose import Composition, compose
 from bien.core.deployment import parse_deployment
-from bien.core.errors import ModelError, ResourceError
+from bien.core.errors import ModelError, ResourceError, UserError
 from bien.core.plugins import PluginManager
 from bien.core.testing.toy import write_toy
 from bien.core.worker.footprint import PROCESS, TORCH, Footprint
@@ -75,12 +75,19 @@ def test_bytes_are_said_in_tokens(toy: Path) -> None:
 
 
 def test_ranks_share_layers_and_repeat_the_rest(toy: Path) -> None:
-    single, double = one(toy), one(toy, devices=2)
+    single, double = one(toy), one(toy, devices=2, parallel="tensor")
     table = 288 * 48 * 4
     assert double.weights == single.weights + table
     assert double.kv == single.kv
     assert double.process == 2 * single.process
-    assert one(toy, devices=4).kv == 2 * single.kv, "two KV heads on four ranks"
+    assert one(toy, devices=6, parallel="tensor").kv == 3 * single.kv, "two KV heads on six ranks"
+
+
+def test_devices_that_the_strategy_cannot_use_are_refused(toy: Path) -> None:
+    with pytest.raises(UserError, match="'single' runs on 1 device, not on 2"):
+        one(toy, devices=2)
+    with pytest.raises(UserError, match="'tensor' cannot cut .* into 3 parts"):
+        one(toy, devices=3, parallel="tensor")
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
