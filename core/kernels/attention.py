@@ -64,15 +64,10 @@ class Segment:
 
 
 def plan_attention(
-    rows: GroupRows,
-    kv_heads: int,
-    share: int,
-    dtype: torch.dtype,
-    scratch: Scratch,
-    members: list[int] | None = None,
+    rows: GroupRows, kv_heads: int, share: int, dtype: torch.dtype, scratch: Scratch
 ) -> list[Segment]:
-    """Segments of a step; `share` = query heads per KV head. `members`: of these sequences; None: of all."""
-    return _Planner(rows, kv_heads, share, dtype, scratch).plan(members)
+    """Segments of a step; `share` = query heads per KV head."""
+    return _Planner(rows, kv_heads, share, dtype, scratch).plan()
 
 
 class _Planner:
@@ -85,17 +80,16 @@ class _Planner:
         self.first = np.zeros_like(rows.starts) + first  # block that a row's window begins in
         self.blocks = -(-(rows.starts + rows.counts) // self.size) - self.first
 
-    def plan(self, members: list[int] | None) -> list[Segment]:
+    def plan(self) -> list[Segment]:
         alone: list[int] = []
         gathered: list[int] = []
-        counts, blocks = self.rows.counts.tolist(), self.blocks.tolist()
-        for i in range(len(counts)) if members is None else members:
-            count, n = counts[i], blocks[i]
+        counts = self.rows.counts.tolist()
+        for i, (count, n) in enumerate(zip(counts, self.blocks.tolist(), strict=True)):
             single = count >= CHUNK_TOKENS or n * self.size >= VIEW_TOKENS or len(counts) == 1
             (alone if single else gathered).append(i)
         segments = [self.single(i) for i in alone]
         segments += [self.bucket(b) for b in self.buckets(gathered)]
-        if len(segments) == 1 and members is None and type(segments[0].query) is slice:
+        if len(segments) == 1 and type(segments[0].query) is slice:
             segments[0].query = None
         return segments
 

@@ -38,32 +38,15 @@ class TorchKernels:
         self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         tokens, heads, d = query.shape
-        out = query.new_empty(tokens, heads * d)
-        self.attend_rows(query, rows, layer, scale, out, sinks=sinks)
-        return out
-
-    def attend_rows(
-        self,
-        query: Tensor,
-        rows: GroupRows,
-        layer: int,
-        scale: float,
-        out: Tensor,
-        members: list[int] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """`paged_attention` into `out` [N, heads * d], of the sequences `members` only if they are given (the
-        same ones for every layer of a step)."""
-        tokens, heads, d = query.shape
         keys, values = _views(rows.pool, layer, d)
         kv_heads = keys.shape[1]
         segments: list[Segment] | None = rows.plans.get("attention")
         if segments is None:
             share = heads // kv_heads
-            segments = plan_attention(rows, kv_heads, share, query.dtype, self._scratch, members)
+            segments = plan_attention(rows, kv_heads, share, query.dtype, self._scratch)
             rows.plans["attention"] = segments
         grouped = query.view(tokens, kv_heads, heads // kv_heads, d)
-        out = out.view(tokens, kv_heads, heads // kv_heads, d)
+        out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
         for segment in segments:
             where, key, value = segment.entries, keys, values
             run = attend if sinks is None else partial(attend_with_sinks, sinks=sinks)
@@ -83,6 +66,7 @@ class TorchKernels:
                 part = torch.empty_like(grouped[segment.query])
                 run(grouped[segment.query], key, value, segment, scale, part)
                 out[segment.query] = part
+        return out.view(tokens, heads * d)
 
     def latent_attention(
         self, query: Tensor, rows: GroupRows, layer: int, scale: float, rank: int, chosen: Tensor | None

@@ -11,11 +11,11 @@ import numpy as np
 if TYPE_CHECKING:
     from bien.core.api import GroupRows
 
-LONG_ROW = 16  # rows that compute at least so many tokens are dense products, and torch's are faster
+LONG_ROW = 16  # rows that compute at least so many tokens are taken in tiles
 
 
 class Step(ctypes.Structure):
-    """Mirrors `Step` in attention.cpp."""
+    """Mirrors `Step` in attention.hpp."""
 
     _fields_ = [
         *(
@@ -24,18 +24,20 @@ class Step(ctypes.Structure):
         ),
         *((name, ctypes.c_int64) for name in ("tasks", "blocks", "block_tokens", "queries")),
         *((name, ctypes.c_int64) for name in ("kv_heads", "share", "d", "window")),
+        ("longs", ctypes.c_void_p),
+        ("long_rows", ctypes.c_int64),
         ("scale", ctypes.c_float),
     ]
 
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """Which sequences of a step the C function takes, in pieces, and which are left to torch."""
+    """Which sequences of a step are taken in pieces of their keys, and which in tiles."""
 
     step: Step
     address: int
-    short: bool  # whether there is any piece
-    long: list[int]  # sequences for torch
+    short: bool  # whether there is any of the one kind
+    long: bool  # and of the other
     held: tuple[Any, ...]  # the arrays that `step` points to
 
     @classmethod
@@ -55,6 +57,7 @@ class AttentionPlan:
         queries = counts[sequence].astype(np.int64) * (share * kv_heads)
         ends = np.cumsum(queries)
         table = np.ascontiguousarray(rows.table, np.int32)
+        longs = np.flatnonzero(counts >= LONG_ROW).astype(np.int32)
         arrays = (
             table,
             np.ascontiguousarray(rows.starts, np.int32),
@@ -74,7 +77,8 @@ class AttentionPlan:
             share,
             d,
             window,
+            longs.ctypes.data,
+            len(longs),
             0.0,  # the scale is each layer's own
         )
-        long = np.flatnonzero(counts >= LONG_ROW).tolist()
-        return cls(step, ctypes.addressof(step), bool(len(task)), long, arrays)
+        return cls(step, ctypes.addressof(step), bool(len(task)), bool(len(longs)), (*arrays, longs))

@@ -54,13 +54,15 @@ class NativeKernels(TorchKernels):
             plan = AttentionPlan.of(rows, piece, kv_heads, heads // kv_heads, d)
             rows.plans["native"] = plan
         out = torch.empty(tokens, heads * d)
+        plan.step.scale = scale
+        run, arguments = (
+            self._library.free,
+            (query.data_ptr(), query.stride(0), pool.data_ptr(), out.data_ptr()),
+        )
         if plan.short:
-            plan.step.scale = scale
-            self._library.free.attention(
-                plan.address, query.data_ptr(), query.stride(0), pool.data_ptr(), out.data_ptr()
-            )
+            run.attention(plan.address, *arguments)
         if plan.long:
-            self.attend_rows(query, rows, layer, scale, out, plan.long)
+            run.attention_long(plan.address, *arguments)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

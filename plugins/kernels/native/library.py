@@ -19,6 +19,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "bien_linear_int8": (P, N, N, N, P, P, P, P, N),
     "bien_linear_int4": (P, N, N, N, N, P, P, P, P, N),
     "bien_attention": (P, P, N, P, P),
+    "bien_attention_long": (P, P, N, P, P),
     "bien_rms_norm": (P, P, F, P, N, N),
     "bien_add_rms_norm": (P, P, P, F, P, P, N, N),
     "bien_silu_mul": (P, P, N, N),
@@ -47,7 +48,7 @@ class _Functions:
         for name, types in SIGNATURES.items():
             function = getattr(loaded, name)
             function.argtypes = types
-            function.restype = ctypes.c_int if name == "bien_attention" else None
+            function.restype = ctypes.c_int if name.startswith("bien_attention") else None
             setattr(self, name.removeprefix("bien_"), function)
 
     def __getattr__(self, name: str) -> Any:
