@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 
+from bien.core.errors import nearest
+
 LINES = 40  # kept for error messages
-FORMAT = "%(levelname)s %(message)s"
-"""Of a child's own log: the level comes first, so that its parent can say the same at that level."""
+FORMAT = "%(levelname)s %(message)s"  # so that a parent can say the same at that level
 _LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("WARNING", "ERROR", "CRITICAL")}
+
+
+def log_to_parent() -> None:
+    """For a child: log to stderr in the form that its parent reads, from level BIEN_LOG (WARNING) on."""
+    levels = logging.getLevelNamesMapping()
+    wanted = os.environ.get("BIEN_LOG", "WARNING")
+    logging.basicConfig(level=levels.get(wanted.upper(), logging.WARNING), format=FORMAT)
+    if wanted.upper() not in levels:
+        logging.warning("BIEN_LOG is %r; %s", wanted, nearest(wanted.upper(), levels))
 
 
 class ChildLog:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bien.core.child_log import FORMAT
+from bien.core.child_log import log_to_parent
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, PluginError, ResourceError
 from bien.core.worker.loop import EngineThread
@@ -42,7 +42,7 @@ def main() -> int:
     """Exit code: 0 after a clean stop, a BienError's own when the start failed, 1 when the engine broke."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then stops us
     up = _Up()
-    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format=FORMAT)
+    log_to_parent()
     watch = _ParentWatch()
     start = msgspec.json.decode(watch.first_line(), type=WorkerStart)
     if start.die_with_parent:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bien.core.child_log import FORMAT
+from bien.core.child_log import log_to_parent
 from bien.core.clock import WallClock
 from bien.core.compose import compose_pool
 from bien.core.errors import BienError
@@ -40,7 +40,7 @@ log = logging.getLogger("bien.worker")
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format=FORMAT)
+    log_to_parent()
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
     steps: Link[Down] = Link(socket.socket(fileno=start.steps), Down)
     blocks: Link[BlocksDown] = Link(socket.socket(fileno=start.blocks), BlocksDown)

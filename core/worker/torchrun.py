@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from bien.core.child_log import log_to_parent
 from bien.core.compose import Composition, compose
 from bien.core.deployment import load_deployment
 from bien.core.errors import BienError, DeploymentError, ResourceError
@@ -110,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit code as of a launched worker."""
     options = _options(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun ends us with SIGTERM
-    logging.basicConfig(level=os.environ.get("BIEN_LOG", "WARNING"), format="%(levelname)s %(message)s")
+    log_to_parent()
     try:
         from torch.distributed.rendezvous import rendezvous
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
@@ -52,3 +54,13 @@ def test_only_the_last_lines_are_kept() -> None:
     for n in range(2 * LINES):
         said.add(b"%d\xff\n" % n)
     assert said.last.split(" | ") == [f"{n}\N{REPLACEMENT CHARACTER}" for n in range(LINES, 2 * LINES)]
+
+
+@pytest.mark.parametrize(
+    ("level", "begins"), [("nonsense", "WARNING BIEN_LOG is 'nonsense'; "), ("info", "")]
+)
+def test_a_level_that_is_none_stops_no_worker(level: str, begins: str) -> None:
+    code = "from bien.core.child_log import log_to_parent; log_to_parent()"
+    environment = {**os.environ, "BIEN_LOG": level}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and done.stderr.startswith(begins) and bool(done.stderr) == bool(begins)
