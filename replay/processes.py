@@ -19,7 +19,7 @@ BACKOFF = 1.0  # seconds before the second restart, doubled for each one after i
 LONGEST = 30.0  # most seconds before a restart: who died young may be needed, and may live now
 STEADY = 30.0  # seconds of life after which the deaths before are forgotten
 CHECK = 1.0  # seconds between looks at connections; one that is gone at two of them is made again
-GRACE = 0.75  # seconds that workers get to stop
+GRACE = 2.0  # seconds that workers get to stop, those with ranks of their own among them
 log = logging.getLogger("bien.stack")
 
 

@@ -7,23 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from bien.core.api import Kernels, LinearMethod, ModelError
+from bien.plugins.quantizers._rows import FullLinear, int8_rows
 
 TOP = 15.0  # levels are 0..15
 GROUPS = (128, 64, 32, 16)
-
-
-class FullLinear:
-    """A layer that is kept in full precision."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features = weight.shape[0]
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
 
 
 class Int4Quantizer:
@@ -41,8 +30,7 @@ class Int4Quantizer:
         if kind == "none":
             return FullLinear(weight, bias)
         if kind == "int8":
-            levels, scale = int8_rows(weight)
-            return self._kernels.int8_linear(levels, scale, bias)
+            return self._kernels.int8_linear(*int8_rows(weight), bias)
         levels, scale, offset = int4_groups(weight, self._fitting(name, weight.shape[1]))
         return self._kernels.int4_linear(levels, scale, offset, bias)
 
@@ -70,10 +58,3 @@ def int4_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     divisor = torch.where(scale > 0, scale, torch.ones_like(scale))  # a constant group has scale 0
     levels = ((grouped - offset[..., None]) / divisor[..., None]).round_().clamp_(0, TOP).to(torch.uint8)
     return levels.view(weight.shape), scale.to(dtype), offset.to(dtype)
-
-
-def int8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, in] -> (levels int8, scale [out]): symmetric per output."""
-    wide = weight if weight.dtype == torch.float64 else weight.float()
-    scale = (wide.abs().amax(1) / 127.0).clamp_(min=torch.finfo(wide.dtype).tiny)
-    return (wide / scale[:, None]).round_().to(torch.int8), scale
