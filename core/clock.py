@@ -65,14 +65,17 @@ class _JumpingSelector(selectors.SelectSelector):
         super().__init__()
         self.now = 0.0
         self.next_timer: Callable[[], float | None] = lambda: None
+        self.moved: Callable[[float], None] = lambda now: None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("virtual time stands still: every coroutine waits for another one (deadlock)")
         if timeout >= MAX_WAIT and (when := self.next_timer()) is not None:
             self.now = max(self.now, when)  # asyncio waits a day at most; a trace may hold longer gaps
+            self.moved(self.now)
         elif timeout > 0:
             self.now += timeout
+            self.moved(self.now)
         return []
 
 
@@ -83,11 +86,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
         self._jumping.next_timer = self._next_timer
+        self._jumping.moved = self._moved
+        self._moved(0.0)
 
     def time(self) -> float:
-        # Rounding must never leave a timer a hair in the future of the wait that was for it.
-        self._clock_resolution = tolerance(self._jumping.now)
         return self._jumping.now
+
+    def _moved(self, now: float) -> None:
+        # Rounding must never leave a timer a hair in the future of the wait that was for it.
+        self._clock_resolution = tolerance(now)
 
     def _next_timer(self) -> float | None:
         scheduled = getattr(self, "_scheduled", None)  # asyncio's own heap of timers

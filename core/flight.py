@@ -23,7 +23,7 @@ class FlightItem:
         """In which of `steps` equal decode steps this row changes the cache for the last time: it ends, or
         fills a block. Recency follows that order, so a jump settles its rows in it."""
         s = self.sequence
-        if s.output_tokens + steps >= s.request.sampling.max_tokens:
+        if s.output_tokens + steps >= s.max_tokens:
             return steps
         return max(0, steps - (self.start + steps) % block_tokens)
 

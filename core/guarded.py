@@ -66,7 +66,12 @@ class GuardedScheduler:
         self._logged(lambda: self._inner.remove(sequence))
 
     def plan(self, view: SchedulerView) -> StepPlan:
-        plan = self._told(lambda: self._inner.plan(view))
+        try:
+            plan = self._inner.plan(view)
+        except PluginFault:
+            raise
+        except Exception as error:
+            raise self._fault(error) from error
         if not isinstance(plan, StepPlan):
             raise PluginFault(f"scheduler {self.name} planned {plan!r}; valid: a StepPlan")
         return plan
@@ -87,8 +92,11 @@ class GuardedScheduler:
         except PluginFault:
             raise
         except Exception as error:
-            log.error("scheduler %s failed", self.name, exc_info=error)
-            raise PluginFault(f"scheduler {self.name} failed: {error!r}") from error
+            raise self._fault(error) from error
+
+    def _fault(self, error: Exception) -> PluginFault:
+        log.error("scheduler %s failed", self.name, exc_info=error)
+        return PluginFault(f"scheduler {self.name} failed: {error!r}")
 
     def _logged(self, act: Callable[[], None]) -> None:
         try:

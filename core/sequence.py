@@ -59,14 +59,16 @@ class Sequence:
     skip_store: bool = False  # a load failed: recompute instead
     scored: int = 0  # leading positions whose log-probabilities, those of the tokens after them, are known
     scores: list[TokenLogprobs] = field(default_factory=list)  # these, until the first output takes them
+    prompt_tokens: int = field(init=False)  # of the request, as `max_tokens`: asked for many times a step
+    max_tokens: int = field(init=False)
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self.request.prompt_tokens
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.request.prompt_tokens
+        self.max_tokens = self.request.sampling.max_tokens
 
     @property
     def output_tokens(self) -> int:
-        return self.length - self.request.prompt_tokens
+        return self.length - self.prompt_tokens
 
     @property
     def known(self) -> int:
@@ -97,11 +99,10 @@ class Sequence:
         """
         if self.syncs or self.status is Status.LOADING or self.status is Status.FINISHED:
             return 0
-        if self.remaining <= 0:
-            return 0
-        return self.length + self.promised - self.planned
+        known = self.length + self.promised
+        return known - self.planned if known < self.prompt_tokens + self.max_tokens else 0
 
     @property
     def remaining(self) -> int:
         """Output tokens still allowed, counting those in flight."""
-        return self.request.sampling.max_tokens - self.output_tokens - self.promised
+        return self.prompt_tokens + self.max_tokens - self.length - self.promised

@@ -97,7 +97,7 @@ class Settlement:
                     break
         s.content.append(tokens, count)
         s.length += count
-        if finish is None and s.output_tokens >= sampling.max_tokens:
+        if finish is None and s.output_tokens >= s.max_tokens:
             finish = "length"
         self._stats.output_tokens += count
         if self._speculator is not None and sampling.speculate and tokens and s.kv is not None:
@@ -137,6 +137,8 @@ class Settlement:
         report.outputs.append(out)
 
     def _draft(self, s: Sequence, proposed: int) -> None:
+        if self._speculator is None and not proposed:
+            return
         limit = min(s.remaining, self._owner.room(s)) - 1
         if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
             return

@@ -133,9 +133,10 @@ class Tier:
 
     def save_committed(self) -> None:
         """Offer newly shared blocks to the store; they are pinned while they are copied."""
+        if self._store is None:
+            self._cache.log.drop_committed()
+            return
         for g, hashes, blocks in self._cache.take_committed():
-            if self._store is None:
-                continue
             transfer = self._store.save(g, hashes, blocks)
             if transfer is not None:
                 self._cache.pin(g, blocks)

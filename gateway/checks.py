@@ -71,8 +71,10 @@ def check_fits(request: GenerateRequest, infos: Iterable[WorkerInfo]) -> None:
             f"valid: {limit} tokens in all",
             field=field,
         )
+    if not isinstance(request.prompt, TokenIds):
+        return
     vocabulary = max(info.vocab_size for info in infos)
-    if vocabulary and isinstance(request.prompt, TokenIds):
+    if vocabulary:
         highest = int(np.frombuffer(request.prompt.packed, "<u4").max())
         if highest >= vocabulary:
             raise UserError(
@@ -82,7 +84,7 @@ def check_fits(request: GenerateRequest, infos: Iterable[WorkerInfo]) -> None:
 
 def context_limit(info: WorkerInfo) -> int:
     """Tokens of prompt and output that one request may have there (its context, its cache)."""
-    return min((n for n in (info.max_context, info.capacity_tokens) if n), default=1 << 62)
+    return min(info.max_context or 1 << 62, info.capacity_tokens or 1 << 62)
 
 
 def _wrong(field: str, value: object, valid: str) -> UserError:

@@ -80,13 +80,17 @@ class SimulatedExecutor:
         return plan
 
     def sample(self, handle: ExecutorPlan, masks: Any = None) -> Future[StepResult]:
-        seconds = self._cost(handle)
-        tokens = self._tokens(handle) if self._slots else None
+        future: Future[StepResult] = Future()
+        future.set_result(self.step(handle))
+        return future
+
+    def step(self, plan: ExecutorPlan) -> StepResult:
+        """`sample`'s result at once: a future costs as much as all else here."""
+        seconds = self._cost(plan)
+        tokens = self._tokens(plan) if self._slots else None
         if self._clock is not None:
             self._clock.block(seconds)
-        future: Future[StepResult] = Future()
-        future.set_result(StepResult(handle.step, handle.samples, tokens, None, seconds))
-        return future
+        return StepResult(plan.step, plan.samples, tokens, None, seconds)
 
     def _tokens(self, plan: ExecutorPlan) -> np.ndarray[Any, np.dtype[np.int32]]:
         out = []

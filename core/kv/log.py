@@ -44,6 +44,11 @@ class ChangeLog:
         self._pending = 0
         return out
 
+    def drop_committed(self) -> None:
+        """There is no store to save them."""
+        self._committed.clear()
+        self._pending = 0
+
     def _forget_evicted(self) -> None:
         runs, self._committed = self._committed, []
         self._pending = 0

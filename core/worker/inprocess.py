@@ -43,6 +43,7 @@ class InProcessClient:
         self._clock = clock
         self._jump = jump and clock.virtual
         self._simulated = bool(getattr(executor, "simulated", False))
+        self._step = getattr(executor, "step", None) if self._simulated else None
         self._growing = getattr(executor, "growing", None)  # costs of the steps of a jump
         self._listener: WorkerListener | None = None
         self._inbox: list[Callable[[], None]] = []
@@ -144,7 +145,11 @@ class InProcessClient:
         plan = self.engine.begin()
         if plan is None:
             return None
-        result = self._executor.sample(self._executor.forward(plan)).result()
+        handle = self._executor.forward(plan)
+        if self._step is None:
+            result = self._executor.sample(handle).result()
+        else:
+            result = self._step(handle)
         if not self._simulated:
             return _Flight(start, 0.0, 1, result)
         steps = self.engine.jumpable() if self._jump else 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bien.core.kv.hashing import HASH_BYTES, block_hash, extend_chain, root_hash, tenant_key
+from bien.core.kv.hashing import HASH_BYTES, block_hash, continue_chain, extend_chain, root_hash, tenant_key
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, TokenIds
 from bien.gateway.chain import VARIANTS, PromptChains, common_tokens
 
@@ -18,7 +18,7 @@ def tokens(prompt: Prompt) -> list[int]:
     return [start + i for start, n in prompt.runs() for i in range(n)]
 
 
-@given(st.one_of(ids, runs), st.integers(1, 7), st.binary(min_size=1, max_size=4))
+@given(ids, st.integers(1, 7), st.binary(min_size=1, max_size=4))
 def test_extend_chain_is_a_chain_of_block_hashes(prompt: Prompt, size: int, key: bytes) -> None:
     parent, expected = root_hash(key), b""
     for at in range(0, len(prompt) - size + 1, size):
@@ -28,6 +28,36 @@ def test_extend_chain_is_a_chain_of_block_hashes(prompt: Prompt, size: int, key:
     head = extend_chain(key, b"", prompt, size, len(prompt) // 2)
     assert expected.startswith(head)
     assert extend_chain(key, head, prompt, size, len(prompt)) == expected
+
+
+@given(runs, runs, st.integers(1, 7), st.data())
+def test_chains_of_runs_go_on_from_any_name_and_tell_contents_apart(
+    a: BlockRuns, b: BlockRuns, size: int, data: st.DataObject
+) -> None:
+    chain = extend_chain(b"k", b"", a, size, len(a))
+    assert len(chain) == len(a) // size * HASH_BYTES
+    # One by one, in parts and as a whole; long ones take another way than short ones.
+    parent, names = root_hash(b"k"), b""
+    for at in range(0, len(a) - size + 1, size):
+        parent = continue_chain(b"k", parent, a.slice(at, at + size), size)
+        names += parent
+    assert names == chain
+    cut = data.draw(st.integers(0, len(a)))
+    assert extend_chain(b"k", chain[: cut // size * HASH_BYTES], a, size, len(a)) == chain
+    # Equal names exactly where the contents up to there are equal.
+    other = extend_chain(b"k", b"", b, size, len(b))
+    for at in range(min(len(a), len(b)) // size):
+        name = slice(at * HASH_BYTES, (at + 1) * HASH_BYTES)
+        same = tokens(a)[: (at + 1) * size] == tokens(b)[: (at + 1) * size]
+        assert (chain[name] == other[name]) is same
+    assert not chain or extend_chain(b"l", b"", a, size, len(a))[:HASH_BYTES] != chain[:HASH_BYTES]
+
+
+def test_blocks_of_runs_in_another_order_have_other_names() -> None:
+    forth = BlockRuns.of([(i * 64, 64) for i in range(0, 100, 2)])
+    back = BlockRuns.of([(i * 64, 64) for i in range(98, -1, -2)])
+    names = {extend_chain(b"", b"", runs, 64, len(runs))[-HASH_BYTES:] for runs in (forth, back)}
+    assert len(names) == 2
 
 
 @given(runs, st.integers(0, 40), st.integers(0, 40), runs)

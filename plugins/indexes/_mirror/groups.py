@@ -53,7 +53,16 @@ class Everywhere:
         # Stores of lower tiers name blocks, not chains: without a parent they say nothing of order.
         chained = event.tier == DEVICE or bool(event.parent)
         parent = event.parent if chained else UNKNOWN
-        for block in split(event.hashes):
+        blocks = list(split(event.hashes))
+        if chained and len(blocks) > 1 and self._new(blocks):
+            # A run of which nothing is known: the same as below, without a look at each block.
+            self.orphans += bool(parent) and parent not in self.parents
+            self.parents.update(zip(blocks, [parent, *blocks[:-1]], strict=True))
+            self._children[parent] = self._children.get(parent, 0) + 1
+            self._children.update(dict.fromkeys(blocks[:-1], 1))
+            held.update(blocks)
+            return
+        for block in blocks:
             known = self.parents.get(block)
             if known is None:
                 self._link(block, parent)
@@ -64,17 +73,46 @@ class Everywhere:
             if chained:
                 parent = block
 
+    def _new(self, blocks: list[bytes]) -> bool:
+        """Whether these are distinct, and neither present nor a parent of what is."""
+        distinct = set(blocks)
+        return (
+            len(distinct) == len(blocks)
+            and self.parents.keys().isdisjoint(distinct)
+            and self._children.keys().isdisjoint(distinct)
+        )
+
     def remove(self, hashes: bytes, tier: str) -> None:
         held = self._tiers.get(tier)
         if held is None:
             return
         others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
-        for block in split(hashes):
-            if block not in held:
-                continue
-            held.remove(block)
-            if not any(block in blocks for blocks in others):
-                self._unlink(block)
+        gone = [block for block in split(hashes) if block in held]
+        if len(gone) < 2 or others or self.orphans or not self._unlink_tail(gone):
+            for block in gone:
+                if block not in held:  # named twice
+                    continue
+                held.remove(block)
+                if not any(block in blocks for blocks in others):
+                    self._unlink(block)
+        else:
+            held.difference_update(gone)
+
+    def _unlink_tail(self, blocks: list[bytes]) -> bool:
+        """Take away a run that nothing follows, as `_unlink` would block by block; False: it is none."""
+        parents, children = self.parents, self._children
+        if blocks[-1] in children or list(map(parents.get, blocks[1:])) != blocks[:-1]:
+            return False
+        # Its blocks have one child each if they have as many as there are links between them.
+        if any(children[block] != 1 for block in blocks[:-1]):
+            return False
+        self._unlink(blocks[0])  # before it goes, so that its parent loses a child
+        for block in blocks[1:]:
+            del parents[block]
+        for block in blocks[:-1]:
+            del children[block]
+        self.orphans = 0
+        return True
 
     def clear(self, tier: str) -> None:
         self.remove(b"".join(self._tiers.get(tier, ())), tier)
