@@ -21,6 +21,8 @@ from bien.core.errors import UserError
 Array = NDArray[np.float64]
 COVERED = 0.9  # of the truth by an interval
 ROUNDS = 4  # of finding what the others contradict
+MOST = 5.0  # deviations that one measurement is off, at most, when intervals are stretched by it
+PRIOR = 4.0  # measurements that the kernel's own deviations count for then
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,7 @@ class Calibration:
         self._middle = float(np.median(logs)) if len(logs) else 0.0
         self._inverse = np.zeros((0, 0))
         self._weights = np.zeros(0)
+        self._stretch = 1.0  # of deviations: how wrong each measurement finds the others' word
         if len(logs):
             self._fit(kernel(places, places), logs - self._middle)
 
@@ -98,7 +101,7 @@ class Calibration:
         cross = self.kernel(places, self.places)
         mean = self._middle + cross @ self._weights
         spread = own - np.einsum("ij,jk,ik->i", cross, self._inverse, cross)
-        return np.exp(mean), np.sqrt(np.maximum(spread, 0.0) + self.kernel.noise**2)
+        return np.exp(mean), self._stretch * np.sqrt(np.maximum(spread, 0.0) + self.kernel.noise**2)
 
     def within(self, places: Places) -> NDArray[np.bool_]:
         """Whether each place lies inside the range of what was measured, in every feature."""
@@ -111,16 +114,20 @@ class Calibration:
     def _fit(self, k: Array, y: Array) -> None:
         usual = self.kernel.noise**2
         noise = np.full(len(y), usual)
+        stretch: Array = np.ones(len(y))
         for _ in range(ROUNDS if self.kernel.doubt else 1):
-            self._inverse = np.linalg.inv(k + np.diag(noise))
-            self._weights = self._inverse @ y
+            inverse = np.linalg.inv(k + np.diag(noise))
+            self._inverse = np.asarray(inverse, dtype=np.float64)
+            self._weights = inverse @ y
             # What the others say of each one (leave-one-out, in closed form): error and its deviation.
-            certainty = np.diag(self._inverse)
+            certainty = np.diag(inverse)
             error = np.abs(self._weights) / certainty
             deviation = np.sqrt(np.maximum(1 / certainty - noise, 0.0) + usual)
+            stretch = np.asarray(np.minimum(error / deviation, MOST), dtype=np.float64)
             if self.kernel.doubt:
                 wrong = error > self.kernel.doubt * deviation
                 noise = np.where(wrong, usual + (error / self.kernel.doubt) ** 2, usual)
+        self._stretch = float(np.sqrt((PRIOR + np.square(stretch).sum()) / (PRIOR + len(y))))
 
 
 def interval(factor: float, deviation: float) -> tuple[float, float]:

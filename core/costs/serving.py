@@ -19,11 +19,11 @@ CHUNK = 8192  # tokens of one prefill step: the budget that engines ship with
 # Clients that start together stay partly in step, so a prompt finds more of them waiting than a random
 # arrival would: this share of the others. From published ladders of concurrency, where it depends on neither
 # model nor lengths.
-BUNCHED = 0.1
+BUNCHED = 0.06
 # Of a first token, what no step explains: the request's way through the server, its tokens, the step under
 # way; and how much longer prompts take than their roofline, being parts of mixed steps. Also from there.
-REQUEST = 0.04
-PROMPT = 2.0
+REQUEST = 0.06
+PROMPT = 1.5
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -73,7 +73,6 @@ def together(model: StepModel, load: Load) -> Estimate:
     ranks = min(model.layout.data, rows)
     decode = decode_step(model, rows, load)
     prefill = prefill_step(model, load)
-    # A step of data-parallel ranks takes as many prompts as there are ranks for the time of one.
     others = (rows - 1) / ranks
     held = prefill * others / load.osl
     before = BUNCHED * others * flow(model, load)
@@ -90,23 +89,19 @@ def together(model: StepModel, load: Load) -> Estimate:
 
 def apart(prefilling: StepModel, p: int, decoding: StepModel, d: int, load: Load) -> Estimate:
     """`p` prefill workers hand their caches to `d` decode workers."""
-    rows = min(load.concurrency, _room(decoding, load) * d)
-    each = max(1, round(rows / d))
+    each = max(1, round(load.concurrency / d))
     decode = decode_step(decoding, each, load)
     prefill = prefill_step(prefilling, load)
     servers = p * prefilling.layout.data
-    # A closed network of two stations, in the fluid limit: what the prefill stage cannot pass on stays in it.
-    each_prompt = flow(prefilling, load)
-    cycle = float(decode.sum()) * load.osl
-    inside = max(0.0, rows - servers * cycle / float(each_prompt.sum()))
-    before = max(inside, BUNCHED * max(0, rows - servers)) / servers * each_prompt
+    # Operators choose the workers so that the prefill stage passes on what it gets, and tables of such
+    # servings often name one worker where there were many: neither stage is taken to be short of room.
+    before = BUNCHED * max(0, load.concurrency - servers) / servers * flow(prefilling, load)
     size = sum(g.bytes_per_token / g.stride for g in decoding.a.groups) * load.isl
     link = decoding.machine.scale_out
     transfer = link.latency_us * 1e-6 + size / (link.gb_per_s * 1e9 * prefilling.layout.tensor)
     zero = tuple(0.0 for _ in decode)
-    queued = load.concurrency / rows - 1
     return Estimate(
-        tuple(decode.tolist()), zero, tuple(prefill.tolist()), tuple(before.tolist()), queued, each, transfer
+        tuple(decode.tolist()), zero, tuple(prefill.tolist()), tuple(before.tolist()), 0.0, each, transfer
     )
 
 
@@ -117,20 +112,25 @@ def decode_step(model: StepModel, rows: int, load: Load) -> Array:
 
 
 def prefill_step(model: StepModel, load: Load) -> Array:
-    """Terms of one prompt, in steps of at most `CHUNK` tokens."""
+    """Terms of one prompt on each attention rank, in steps of at most `CHUNK` tokens of each."""
+    ranks = model.layout.data
     starts = range(0, load.isl, CHUNK)
-    steps = [model.terms(np.array([s]), np.array([min(CHUNK, load.isl - s)]), 1).vector() for s in starts]
+    steps = [_prompts(model, ranks, start, min(CHUNK, load.isl - start)) for start in starts]
     total: Array = np.sum(steps, axis=0)
     return total
 
 
 def flow(model: StepModel, load: Load) -> Array:
-    """Terms of one prompt among many: steps are full, so weights are read for several prompts at once."""
+    """Terms per prompt of a rank among many: steps are full, so weights are read for several at once."""
     if load.isl >= CHUNK:
         return prefill_step(model, load)
-    together = max(1, CHUNK // load.isl)
-    counts = np.full(together, load.isl)
-    return model.terms(np.zeros(together, dtype=np.int64), counts, together).vector() / together
+    together = CHUNK // load.isl
+    return _prompts(model, together * model.layout.data, 0, load.isl) / together
+
+
+def _prompts(model: StepModel, count: int, start: int, tokens: int) -> Array:
+    whole = np.ones(count, dtype=np.int64)
+    return model.terms(start * whole, tokens * whole, count).vector()
 
 
 def _room(model: StepModel, load: Load) -> int:

@@ -41,11 +41,14 @@ def print_outcome(outcome: Outcome, console: Console | None = None) -> None:
         say("  90 % intervals held " + ", ".join(f"{NAMES[t]} {_share(outcome.covered[t])}" for t in NAMES))
         if outcome.stand_ins["tpot"].points:
             say("  unknown model or gpu: " + ", ".join(_both(NAMES[t], outcome.stand_ins[t]) for t in NAMES))
-    for t, noise in outcome.noise.items():
-        if noise.configurations:
+    for mode, noises in outcome.noise.items():
+        if noises["tpot"].configurations:
             say(
-                f"repeats of {counted(noise.configurations, 'configuration')} deviate in {NAMES[t]} by "
-                f"{_share(noise.median)} in the median, {_share(noise.p90)} at p90"
+                f"repeats of {counted(noises['tpot'].configurations, 'configuration')} ({mode}) deviate by "
+                + ", ".join(
+                    f"{NAMES[t]} {_share(n.median)} in the median, {_share(n.p90)} at p90"
+                    for t, n in noises.items()
+                )
             )
     console.print(_groups(outcome))
     say(f"{counted(outcome.rows, 'row')}; {outcome.copies:,} repeat another one to the digit")

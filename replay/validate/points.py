@@ -64,7 +64,9 @@ def read_points(path: Path) -> Table:
         raise UserError(
             f"points {path}: column {missing[0]!r} is missing; needed: {', '.join(NEEDED)}", field="points"
         )
-    points, dropped, rows = [], {}, 0
+    points: list[Point] = []
+    dropped: dict[str, int] = {}
+    rows = 0
     for row in reader:
         rows += 1
         try:
