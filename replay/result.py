@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from bien.core.errors import UserError
+from bien.replay.costs import PoolCosts
 from bien.replay.files import check_schema, pretty, write_whole
 from bien.replay.metrics import Distribution, Throughput
 
@@ -164,6 +165,7 @@ class Result(msgspec.Struct, kw_only=True):
     router: RouterReport
     speculation: SpeculationReport
     deployment: dict[str, Any]
+    costs: list[PoolCosts] = []  # of a simulation, by pool
 
 
 def write_result(path: Path, result: Result) -> None:

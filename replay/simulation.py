@@ -16,13 +16,15 @@ import msgspec
 
 from bien.core.build import BuiltWorker, build
 from bien.core.clock import VirtualClock
-from bien.core.compose import Composition, PoolComposition, compose
-from bien.core.deployment import Deployment, Selection
+from bien.core.compose import Composition, compose
+from bien.core.deployment import Deployment, Selection, check_deployment
+from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 from bien.core.worker.inprocess import InProcessClient
 from bien.gateway.core import Gateway
 from bien.replay.cache_account import CacheAccount
+from bien.replay.costs import accelerators, pool_costs
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
@@ -134,9 +136,15 @@ def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
             )
 
 
-def accelerators(pool: PoolComposition) -> int:
-    """That one worker takes."""
-    return getattr(pool.parts["executor"].config, "accelerators", None) or pool.spec.devices
+def with_workers(deployment: Deployment, workers: int) -> Deployment:
+    """The deployment with so many workers in its only pool. UserError where it has several."""
+    pools = deployment.pool
+    if len(pools) != 1:
+        names = ", ".join(repr(pool.name) for pool in pools)
+        raise UserError(f"--workers is the count of the only pool; this deployment has {names}")
+    found = msgspec.structs.replace(deployment, pool=(msgspec.structs.replace(pools[0], count=workers),))
+    check_deployment(found)
+    return found
 
 
 def make_gateway(
@@ -201,6 +209,7 @@ async def _run(
     described: dict[str, Any] = msgspec.to_builtins(composition.deployment)
     described["gateway"]["secret"] = "set" if composition.spec.secret else ""
     result = measure(driver, meta, kind="simulated", deployment=described, interrupted=interrupted, load=load)
+    result.costs = pool_costs(composition)
     return Run(driver, result, interrupted)
 
 

@@ -53,6 +53,10 @@ def _facts(result: Result) -> list[tuple[str, str]]:
     through, jobs, router = result.throughput, result.jobs, result.router
     loss, fidelity = cache.loss, result.fidelity
     facts = [
+        *(
+            ("costs", f"{costs.text}" + f" (pool {costs.pool!r})" * (len(result.costs) > 1))
+            for costs in result.costs
+        ),
         ("run", f"{result.kind}, {result.card.model}, {_number(through.seconds, 1)} s"),
         (
             "sessions",

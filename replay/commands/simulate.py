@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from bien.replay.commands.replay import DEFAULT_DEPLOYMENT
-
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -22,10 +20,16 @@ def simulate(
     ] = None,
     deployment: Annotated[
         str, typer.Option(help="A deployment.toml, or the name of a built-in deployment.")
-    ] = DEFAULT_DEPLOYMENT,
+    ] = "simulated",
+    workers: Annotated[
+        int | None, typer.Option(help="Workers of the deployment's only pool, instead of what it says.")
+    ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help="Session trees at a time. Left out: 4, with --ladder each cap x workers."),
+        typer.Option(
+            help="Session trees at a time. Left out: 4, or as a trace with starting times says; with "
+            "--ladder each cap x workers."
+        ),
     ] = None,
     token_scale: Annotated[
         str, typer.Option(help="Shrink all lengths by F = 1/2^k, for example 1/32.")
@@ -51,8 +55,9 @@ def simulate(
         Path | None, typer.Option(help="Draw the run there, as one HTML file (see bien report).")
     ] = None,
 ) -> None:
-    """Replay agents' sessions on a virtual clock: the same gateway, router, engine and driver, with an
-    executor of a constant cost per step and token. No model is loaded."""
+    """Replay sessions on a virtual clock: the same gateway, router, engine and driver, with an executor whose
+    steps cost what the deployment says: constants, or what a machine takes for the model. No model is
+    loaded."""
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
     from bien.replay.ladder import check_alone, climb, ladder_outputs, parse_caps
@@ -65,7 +70,7 @@ def simulate(
     from bien.replay.run import INTERRUPTED
     from bien.replay.say import say
     from bien.replay.signals import end_as_ctrl_c
-    from bien.replay.simulation import SimulationPlan
+    from bien.replay.simulation import SimulationPlan, with_workers
     from bien.replay.simulation import simulate as run
     from bien.replay.simulation_display import SimulationDisplay
     from bien.replay.summary import print_summary
@@ -82,10 +87,13 @@ def simulate(
         seed=seed,
         open_loop=None if concurrency is None and ladder is None else False,
     ).check()
-    plan = SimulationPlan(tuple(trace or ()), options, composed(deployment).deployment, slowdown=slowdown)
-    manager = PluginManager.load()
-    survey = Survey(open_paths(plan.traces, manager), options)
+    chosen = composed(deployment).deployment
+    if workers is not None:
+        chosen = with_workers(chosen, workers)
+    manager, traces = PluginManager.load(), tuple(trace or ())
+    survey = Survey(open_paths(traces, manager), options)
     survey.check()
+    plan = SimulationPlan(traces, survey.settled(options), chosen, slowdown=slowdown)
     if ladder is not None:
         check_alone(None, report)
         base, rung = plan.deployment, simulated_rung(plan.traces, manager, slowdown)
