@@ -42,6 +42,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}  # the checkpoint's own fields, for the torch module
     weights: tuple[Weight, ...] = ()  # every tensor of the checkpoint
     attention: tuple[AttentionCost, ...] = ()
+    unread: tuple[str, ...] = ()  # paths of the config's fields that the reader did not ask for
 
     @property
     def active_parameters(self) -> int:

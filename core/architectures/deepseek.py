@@ -19,6 +19,7 @@ from bien.core.architectures.blocks import (
     sigmoid_mixture,
 )
 from bien.core.architectures.fields import ITEM_BYTES, Fields, nested_text, rope_parameters, yarn_scale
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight, total
 from bien.core.errors import ModelError
 from bien.core.kv.groups import GroupKind, KVGroup
@@ -38,25 +39,26 @@ class DeepseekReader:
         name = config["model_type"]
         if name == "kimi_k25":
             tied = {n: config[n] for n in ("tie_word_embeddings",) if n in config}
-            config = nested_text(config, model, "kimi_k2", "deepseek_v3") | tied
+            config = merged(nested_text(config, model, "kimi_k2", "deepseek_v3"), tied)
         fields = Fields(config, model)
-        fields.need("rms_norm_eps", float)
+        fields.positive("rms_norm_eps")
         fields.need("tie_word_embeddings", bool)
         kind = fields.need("model_type", str)
         layers, hidden = fields.layers(), fields.size("hidden_size")
         vocab, heads = fields.size("vocab_size"), fields.size("num_attention_heads")
-        fields.only("hidden_act", "silu")
+        fields.activation("silu")
         fields.only("num_key_value_heads", heads)
         fields.only("attention_bias", False, True)
         fields.only("scoring_func", "sigmoid")
         fields.only("topk_method", "noaux_tc")
         inner, mixture = fields.size("intermediate_size"), fields.sigmoid_mixture()
-        given = config.get("num_nextn_predict_layers") is not None
-        further = fields.count("num_nextn_predict_layers") if given else 0
+        further = fields.further()
         types = _kinds(fields, layers, further, sparse=kind in SPARSE)
         sizes = _sizes(fields, sparse=kind in SPARSE)
-        config = {
-            **config,
+        fields.only("qk_head_dim", sizes["nope"] + sizes["rope"])
+        fields.only("moe_router_dtype", "float32")
+        fields.aside("index_share_for_mtp_iteration")  # of drafts, which decide no text
+        config = dict(config) | {
             **types,
             "n_routed_experts": mixture[1],
             "rope": (rope := rope_parameters(config, model)),
@@ -137,8 +139,9 @@ def _sizes(fields: Fields, *, sparse: bool) -> dict[str, Any]:
 def _kinds(fields: Fields, layers: int, further: int, *, sparse: bool) -> dict[str, list[str]]:
     # Per layer, those for further tokens included, which attend and mix as sparse layers do.
     given = fields.config.get("mlp_layer_types")
+    fields.only("moe_layer_freq", 1)
+    fields.aside("first_k_dense_replace")
     if given is None:
-        fields.only("moe_layer_freq", 1)
         dense = fields.count("first_k_dense_replace")
         given = ["dense" if i < dense else "sparse" for i in range(layers)]
     mlp = _per_layer(fields, "mlp_layer_types", given, layers, "dense", "sparse")
@@ -162,9 +165,13 @@ def _schedule(fields: Fields, layers: int) -> Any:
     pattern = config.get("index_topk_pattern")
     if pattern is not None:
         return [{"F": "full", "S": "shared"}.get(c, c) for c in pattern]
-    if config.get("index_topk_freq") in (None, 1):
+    scheduled = config.get("index_skip_topk_offset") is not None
+    if config.get("index_topk_freq") is None and not scheduled:
         return ["full"] * layers
-    every, first = fields.size("index_topk_freq"), fields.need("index_skip_topk_offset", int)
+    every = fields.size("index_topk_freq")
+    if every == 1:
+        return ["full"] * layers
+    first = fields.count("index_skip_topk_offset")
     return ["full" if max(i - first + 1, 0) % every == 0 else "shared" for i in range(layers)]
 
 

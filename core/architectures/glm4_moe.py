@@ -9,6 +9,7 @@ from bien.core.architectures.base import Architecture
 from bien.core.architectures.blocks import gated, sigmoid_mixture
 from bien.core.architectures.fields import Fields, rotary_dim
 from bien.core.architectures.llama import decoder
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight
 
 
@@ -23,7 +24,7 @@ class Glm4MoeReader:
         fields.need("attention_bias", bool)
         qk_norm = fields.need("use_qk_norm", bool)
         hidden, width = fields.size("hidden_size"), fields.size("intermediate_size")
-        further = fields.count("num_nextn_predict_layers")
+        further = fields.count("num_nextn_predict_layers", 100)
         dense = fields.count("first_k_dense_replace")
         inner, count, used, shared = fields.sigmoid_mixture()
 
@@ -33,7 +34,7 @@ class Glm4MoeReader:
             return sigmoid_mixture(f"{prefix}mlp.", hidden, inner, count, used, shared)
 
         return decoder(
-            {**config, "mlp_bias": False},
+            merged(config, {"mlp_bias": False}),
             "glm4_moe",
             model=model,
             block_tokens=block_tokens,

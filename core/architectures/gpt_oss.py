@@ -9,6 +9,7 @@ from typing import Any
 from bien.core.architectures.base import Architecture
 from bien.core.architectures.fields import Fields
 from bien.core.architectures.llama import decoder
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight, linear
 
 ALPHA = 1.702  # of the gate; checkpoints from before it became a field have this one
@@ -22,13 +23,13 @@ class GptOssReader:
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
         fields = Fields(config, model)
         fields.need("attention_bias", bool)
-        fields.need("swiglu_limit", float)
+        fields.positive("swiglu_limit")
         if config.get("layer_types") is None:
             fields.need("layer_types", str)  # which layers slide is not to be guessed
         hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
         count = fields.either("num_local_experts", "num_experts")
         used = fields.size("num_experts_per_tok", count)
-        alpha = ALPHA if config.get("swiglu_alpha") is None else fields.need("swiglu_alpha", float)
+        alpha = ALPHA if config.get("swiglu_alpha") is None else fields.positive("swiglu_alpha")
 
         def feed_forwards(layer: int, prefix: str) -> list[Weight]:
             def routed(name: str, *shape: int) -> Weight:
@@ -45,7 +46,7 @@ class GptOssReader:
             ]
 
         return decoder(
-            {**config, "num_local_experts": count, "swiglu_alpha": alpha},
+            merged(config, {"num_local_experts": count, "swiglu_alpha": alpha}),
             "gpt_oss",
             model=model,
             block_tokens=block_tokens,

@@ -40,6 +40,7 @@ def describe(a: Architecture, dtype: str) -> dict[str, Any]:
             "active_without_embedding": used - table,
         },
         "weight_bytes": dict(sizes),
+        "unread_fields": list(a.unread),
         "groups": [_group(group) for group in a.groups],
         "kv_bytes_per_token": sum(g.bytes_per_token // g.stride for g in a.groups if _grows(g)),
         "kv_constant_bytes": sum(_constant(g) for g in a.groups),

@@ -13,6 +13,7 @@ from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.blocks import embeddings, experts, gated, latent, layer_norms, sigmoid_mixture
 from bien.core.architectures.delta import DeltaShape, full_layers
 from bien.core.architectures.fields import ITEM_BYTES, Fields, nested_text
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight, linear, norm, total
 from bien.core.kv.groups import GroupKind, KVGroup
 
@@ -45,21 +46,19 @@ class KimiLinearReader:
 
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
         name = config["model_type"]
-        text = nested_text(config, model, "kimi_linear") if name == "kimi_k3" else dict(config)
+        text = nested_text(config, model, "kimi_linear") if name == "kimi_k3" else config
         fields = Fields(text, model)
-        fields.need("hidden_act", str)
-        fields.only("hidden_act", *(["situ"] if name == "kimi_k3" else ["silu", "situ"]))
-        k3 = text["hidden_act"] == "situ"
+        k3 = fields.activation(*(["situ"] if name == "kimi_k3" else ["silu", "situ"])) == "situ"
         layers, hidden = fields.layers(), fields.size("hidden_size")
         vocab, heads = fields.size("vocab_size"), fields.size("num_attention_heads")
         inner, dense = fields.size("intermediate_size"), fields.count("first_k_dense_replace")
-        fields.need("rms_norm_eps", float)
+        fields.positive("rms_norm_eps")
         _supported(fields, heads)
         delta, full = DeltaShape.read(fields, bounded=k3), full_layers(fields, layers)
         mixture, text = _mixture(fields)
         sizes = _sizes(fields)
         features = _features(fields, k3=k3)
-        text |= {
+        text = dict(text) | {
             **features,
             "delta": msgspec.structs.asdict(delta),
             "full_layers": full,
@@ -125,6 +124,7 @@ def _supported(fields: Fields, heads: int) -> None:
     fields.only("moe_layer_freq", 1)
     fields.only("num_nextn_predict_layers", 0)
     fields.only("attention_bias", False)
+    fields.aside("head_dim", "rope_theta", "rope_scaling", "rope_parameters")  # nothing is rotated
 
 
 def _features(fields: Fields, *, k3: bool) -> dict[str, Any]:
@@ -132,14 +132,19 @@ def _features(fields: Fields, *, k3: bool) -> dict[str, Any]:
         for name in _K3:
             fields.only(name, None, False)
         return dict.fromkeys(_K3)
-    return {name: fields.size(name) if kind is int else fields.need(name, kind) for name, kind in _K3.items()}
+    return {name: _feature(fields, name, kind) for name, kind in _K3.items()}
 
 
-def _mixture(fields: Fields) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
-    common = dict(fields.config)
+def _feature(fields: Fields, name: str, kind: type) -> Any:
+    read = {int: fields.size, float: fields.positive}.get(kind)
+    return read(name) if read else fields.need(name, kind)
+
+
+def _mixture(fields: Fields) -> tuple[tuple[int, int, int, int], Mapping[str, Any]]:
+    common = fields.config
     for own, shared in _RENAMED.items():
         if shared not in common:
-            common[shared] = fields.need(own, bool if own == "moe_renormalize" else int)
+            common = merged(common, {shared: fields.need(own, bool if own == "moe_renormalize" else int)})
     return Fields(common, fields.model).sigmoid_mixture(), common
 
 

@@ -14,6 +14,7 @@ from bien.core.architectures.blocks import (
     predicting_layer,
 )
 from bien.core.architectures.fields import ITEM_BYTES, Fields, rope_parameters
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight, total
 from bien.core.kv.groups import GroupKind, KVGroup
 
@@ -29,7 +30,8 @@ class LlamaReader:
         fields.only("mlp_bias", False, True)
         # The only head size that the shape implies; every other reader needs it written down.
         implied = fields.size("hidden_size") // fields.size("num_attention_heads")
-        config = {**config, "head_dim": config.get("head_dim") or implied}
+        if config.get("head_dim") is None:
+            config = merged(config, {"head_dim": implied})
         return decoder(config, "llama", model=model, block_tokens=block_tokens, dtype=dtype)
 
 
@@ -55,8 +57,8 @@ def decoder(
     group each. The keywords say what the module `Attention` is to do, and what follows it (by default the
     gated layer "mlp." of `intermediate_size`). `further` layers behind the last predict further tokens."""
     fields = Fields(config, model)
-    fields.only("hidden_act", "silu")
-    fields.need("rms_norm_eps", float)
+    fields.activation("silu")
+    fields.positive("rms_norm_eps")
     fields.need("tie_word_embeddings", bool)
     heads, kv_heads, head_dim = fields.heads()
     layers, hidden = fields.layers(), fields.size("hidden_size")
@@ -64,8 +66,7 @@ def decoder(
     # One spelling for the torch module, whatever the checkpoint's age.
     bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     out_bias = bias if out_bias is None else out_bias
-    config = {
-        **config,
+    config = dict(config) | {
         "head_dim": head_dim,
         "rope": rope_parameters(config, model),
         "qk_norm": qk_norm,
@@ -126,11 +127,16 @@ def attention_costs(windows: list[int], heads: int, head_dim: int) -> tuple[Atte
 
 def layer_windows(fields: Fields, layers: int) -> list[int]:
     """Per layer the sliding window in positions, 0 = full attention, from `layer_types`."""
-    types = fields.config.get("layer_types")
-    if types is None:
-        if fields.config.get("use_sliding_window"):
+    config = fields.config
+    slides = config.get("use_sliding_window") is not None and fields.need("use_sliding_window", bool)
+    if config.get("layer_types") is None:
+        if slides:
             fields.need("layer_types", str)  # which layers slide is not to be guessed
+        if "use_sliding_window" in config:
+            fields.aside("sliding_window", "max_window_layers")
         return [0] * layers
+    fields.aside("sliding_window", "max_window_layers")
+    types = fields.items("layer_types", str)
     known = {"full_attention": 0, "sliding_attention": 1}
     for kind in types:
         Fields({"layer_types": kind}, fields.model).only("layer_types", *known)

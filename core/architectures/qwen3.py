@@ -9,6 +9,7 @@ from bien.core.architectures.base import Architecture
 from bien.core.architectures.blocks import experts, gated
 from bien.core.architectures.fields import Fields
 from bien.core.architectures.llama import decoder
+from bien.core.architectures.watched import merged
 from bien.core.architectures.weights import Weight, linear
 
 
@@ -32,11 +33,15 @@ class Qwen3MoeReader:
         fields = Fields(config, model)
         fields.only("attention_bias", False, True)
         hidden, step = fields.size("hidden_size"), fields.size("decoder_sparse_step")
-        count, used = fields.either("num_experts", "num_local_experts"), fields.size("num_experts_per_tok")
+        count = fields.either("num_experts", "num_local_experts")
+        used = fields.size("num_experts_per_tok", count)
         inner = fields.size("moe_intermediate_size")
         fields.need("norm_topk_prob", bool)
         layers = fields.layers()
-        dense = {i for i in range(layers) if (i + 1) % step} | set(config.get("mlp_only_layers") or ())
+        dense = {i for i in range(layers) if (i + 1) % step}
+        if config.get("mlp_only_layers") is not None:
+            dense |= set(fields.items("mlp_only_layers", int))
+        fields.aside("intermediate_size")
         width = fields.size("intermediate_size") if dense else 0
 
         def feed_forwards(layer: int, prefix: str) -> list[Weight]:
@@ -46,7 +51,7 @@ class Qwen3MoeReader:
             return router + experts(f"{prefix}mlp.experts.", hidden, inner, count, used)
 
         return decoder(
-            {**config, "num_experts": count, "dense_layers": sorted(dense)},
+            merged(config, {"num_experts": count, "dense_layers": sorted(dense)}),
             "qwen3_moe",
             model=model,
             block_tokens=block_tokens,

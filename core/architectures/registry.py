@@ -21,6 +21,7 @@ from bien.core.architectures.gpt_oss import GptOssReader
 from bien.core.architectures.kimi_linear import KimiLinearReader
 from bien.core.architectures.llama import LlamaReader
 from bien.core.architectures.qwen3 import Qwen3MoeReader, Qwen3Reader
+from bien.core.architectures.watched import Watched, plain, unread
 from bien.core.errors import ModelError, UserError, nearest
 from bien.core.text.gguf_vocab import end_tokens
 
@@ -74,11 +75,12 @@ def read_architecture(
     if block_tokens < 1:
         raise UserError(f"block_tokens is {block_tokens}; valid: 1 or more", field="block_tokens")
     config, generation = _configs(model)
-    kind = config.get("model_type")
+    watched = Watched(config)
+    kind = watched.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"model {model!r}: config.json lacks 'model_type', which decides the architecture")
     reader = reader_for(kind, model)
-    architecture = reader.read(config, model=model, block_tokens=block_tokens, dtype=dtype)
+    architecture = reader.read(watched, model=model, block_tokens=block_tokens, dtype=dtype)
     own = architecture.max_context
     if max_context is not None and not 0 < max_context <= own:
         raise UserError(
@@ -86,8 +88,10 @@ def read_architecture(
         )
     return msgspec.structs.replace(
         architecture,
+        config=plain(architecture.config),
         max_context=max_context or own,
         eos_token_ids=_ids(generation.get("eos_token_id", architecture.config.get("eos_token_id")), model),
+        unread=unread(config, watched.seen | {"eos_token_id", "text_config.eos_token_id"}),
     )
 
 
@@ -121,6 +125,6 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def _ids(value: Any, model: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int for i in ids):
+    if not all(type(i) is int and i >= 0 for i in ids):
         raise ModelError(f"model {model!r}: eos_token_id = {value!r}; needs an id or a list of ids")
     return tuple(ids)

@@ -30,7 +30,7 @@ class TinyHybridReader:
 
     def read(self, config: Mapping[str, Any], *, model: str, block_tokens: int, dtype: str) -> Architecture:
         fields = Fields(config, model)
-        fields.need("rms_norm_eps", float)
+        fields.positive("rms_norm_eps")
         fields.need("tie_word_embeddings", bool)
         heads, kv_heads, head_dim = fields.heads()
         layers, hidden = fields.layers(), fields.size("hidden_size")
@@ -83,7 +83,7 @@ class TinyHybridReader:
             head_dim=head_dim,
             parameters=total(weights),
             groups=tuple(groups),
-            config={**config, "rope": rope_parameters(config, model)},
+            config=dict(config) | {"rope": rope_parameters(config, model)},
             weights=tuple(weights),
             attention=(
                 *attention_costs(
@@ -123,11 +123,7 @@ def _delta(prefix: str, hidden: int, states: int, d: int) -> list[Weight]:
 
 
 def _kinds(fields: Fields, layers: int) -> list[GroupKind]:
-    types = fields.config.get("layer_types")
-    if not isinstance(types, (list, tuple)):
-        raise ModelError(
-            f"model {fields.model!r}: config.json lacks 'layer_types', a list of {sorted(KINDS)}"
-        )
+    types = fields.items("layer_types", str)
     for kind in types:
         Fields({"layer_types": kind}, fields.model).only("layer_types", *KINDS)
     if len(types) != layers:

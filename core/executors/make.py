@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.shards import rank_groups
 from bien.core.providers import Context
 from bien.core.speculation.speculator import DeviceSpeculator
+
+log = logging.getLogger("bien.worker")
 
 
 def make_executor(ctx: Context) -> Executor:
@@ -91,6 +94,9 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
     parts = ModelParts(quantizer, strategy, kernels, DTYPES[ctx.dtype], device)
     with torch.inference_mode():
         model = load_model(architecture, folder, parts)
+    if architecture.unread and (communicator is None or communicator.rank == 0):
+        listed = ", ".join(architecture.unread)
+        log.warning("model %r: bien does not read fields of its config.json: %s", architecture.model, listed)
     return_free_memory()
     drafter = device_drafter(ctx.parts.get("speculator"))
     groups = executor_groups(architecture, drafter)

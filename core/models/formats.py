@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from bien.core.errors import ModelError, nearest
+from bien.core.models.modules import METHODS
 
-METHODS = ("fp8", "compressed-tensors", "mxfp4", "modelopt")
 PLAIN = ("F64", "F32", "F16", "BF16")
 # What a quantized checkpoint has beside weights, and who computes in full precision does not need.
 SURPLUS = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".weight_shape")

@@ -15,6 +15,7 @@ from bien.core.architectures.base import Architecture
 from bien.core.architectures.weights import expected, predicting
 from bien.core.errors import ModelError, nearest
 from bien.core.kernels.base import Kernels
+from bien.core.models.modules import MODELS
 from bien.core.parallel.strategy import ParallelStrategy
 from bien.core.quantization.quantizer import Quantizer
 
@@ -24,21 +25,6 @@ if TYPE_CHECKING:
 
 Tap = tuple[int, str]
 """(layer, "in" | "out"): a hidden state that a drafter reads."""
-
-# Architecture name -> "module:class", imported when a model of it is loaded.
-MODELS = {
-    "llama": "bien.core.models.llama:Llama",
-    "qwen3": "bien.core.models.llama:Llama",
-    "qwen3_moe": "bien.core.models.qwen3_moe:Qwen3Moe",
-    "glm4_moe": "bien.core.models.glm4_moe:Glm4Moe",
-    "gpt_oss": "bien.core.models.gpt_oss:GptOss",
-    **dict.fromkeys(
-        ("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "kimi_k2", "kimi_k25"),
-        "bien.core.models.deepseek:Deepseek",
-    ),
-    **dict.fromkeys(("kimi_linear", "kimi_k3"), "bien.core.models.kimi_linear:KimiLinear"),
-    "tiny_hybrid": "bien.core.models.tiny_hybrid:TinyHybrid",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,14 @@ def list_models(json: Json = False) -> None:
 
 
 def inspect_model(model: Model, dtype: Dtype = "bfloat16", json: Json = False) -> None:
-    """Read a model's config and say what it weighs, caches per token and computes; loads no weights."""
-    about = describe(read_architecture(model, BLOCK_TOKENS, dtype), dtype)
+    """Read a model's config and say what it weighs, caches per token and computes, and which installed parts
+    can run it; loads no weights."""
+    from bien.core.plugins import PluginManager
+    from bien.core.supported import supported
+
+    architecture = read_architecture(model, BLOCK_TOKENS, dtype)
+    about = describe(architecture, dtype)
+    about["supported"] = supported(architecture, BLOCK_TOKENS, PluginManager.load())
     if json:
         typer.echo(msgspec.json.encode(about))
     else:
@@ -82,6 +88,23 @@ def _show(about: dict[str, Any]) -> None:
     console.print(f"FLOPs/token  {about['flops']['linear'] / 1e9:,.2f} G in products with weights")
     for context, count in about["flops"]["per_token"].items():
         console.print(f"             {count / 1e9:,.2f} G at a context of {int(context):,}")
+    _show_supported(console, about["supported"])
+    if about["unread_fields"]:
+        console.print(Text(f"not read     {', '.join(about['unread_fields'])}"))
+
+
+def _show_supported(console: Console, supported: dict[str, Any]) -> None:
+    console.print("runs with")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for kind, names in supported.items():
+        if kind == "refused":
+            continue
+        if isinstance(names, dict):
+            names = [f"{name} ({', '.join(map(str, devices))} devices)" for name, devices in names.items()]
+        table.add_row(kind, Text(", ".join(names) or "none"))
+    for name, cause in supported["refused"].items():
+        table.add_row("not", Text(f"{name}: {cause}"))
+    console.print(table)
 
 
 def _billions(count: int) -> str:

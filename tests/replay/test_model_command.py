@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,34 @@ def test_parameters_are_those_of_the_files(tmp_path: Path) -> None:
     about = describe(a, "float32")
     assert about["parameters"]["total"] == sum(t.size for t in stored.values())
     assert sum(about["weight_bytes"].values()) == sum(t.nbytes for t in stored.values())
+
+
+def test_what_runs_a_model_is_said(tmp_path: Path) -> None:
+    llama, glm = inspect("llama-3.1-8b")["supported"], inspect("glm-5.3")["supported"]
+    assert {"torch", "simulated"} <= {*llama["executor"]} and {"torch", "simulated"} <= {*glm["executor"]}
+    assert {"none", "int8", "int4"} <= {*glm["quantizer"]} and {"torch", "native"} <= {*glm["kernels"]}
+    assert llama["parallel"] == {"single": [1], "tensor": [1, 2, 4, 8, 16]}
+    assert glm["parallel"] == {"single": [1], "tensor": [1]}
+    assert "early-exit" in llama["speculator"] and glm["speculator"] == ["prompt-lookup"]
+    assert "not full attention" in glm["refused"]["speculator early-exit"]
+    assert {"safetensors", "fp8", "gguf"} <= {*llama["weights"]} and "gguf" not in glm["weights"]
+    shown = CliRunner().invoke(make_app(), ["model", "inspect", "glm-5.3"]).output
+    assert "tensor (1 devices)" in shown and "early-exit: " in shown
+
+
+def test_fields_that_nothing_reads_are_shown(tmp_path: Path) -> None:
+    folder = write_toy(tmp_path / "toy", "llama", depth_gain=2)
+    assert inspect(str(folder))["unread_fields"] == ["depth_gain"]
+    assert "depth_gain" in CliRunner().invoke(make_app(), ["model", "inspect", str(folder)]).output
+
+
+def test_inspecting_needs_no_torch() -> None:
+    code = (
+        "import sys; from bien.replay.cli import make_app; from typer.testing import CliRunner; "
+        "done = CliRunner().invoke(make_app(), ['model', 'inspect', 'kimi-k3', '--json']); "
+        "sys.exit(done.exit_code or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_unknown_name_and_dtype(tmp_path: Path) -> None:
