@@ -20,6 +20,11 @@ NEEDED = (
 )  # fmt: skip
 
 
+COUNTS = ("isl", "osl", "concurrency")
+MOST = 1e7  # of milliseconds, tokens, requests: more is no measurement
+DEVICES = 10_000  # of one serving
+
+
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A row that can be predicted. `group` and everything but `ttft` and `tpot` are what a prediction may
     look at."""
@@ -67,12 +72,15 @@ def read_points(path: Path) -> Table:
     points: list[Point] = []
     dropped: dict[str, int] = {}
     rows = 0
-    for row in reader:
-        rows += 1
-        try:
-            points.append(_point(row, rows))
-        except _Unusable as why:
-            dropped[str(why)] = dropped.get(str(why), 0) + 1
+    try:
+        for raw in reader:
+            rows += 1
+            try:
+                points.append(_point({c: raw.get(c) or "" for c in reader.fieldnames or ()}, rows))
+            except _Unusable as why:
+                dropped[str(why)] = dropped.get(str(why), 0) + 1
+    except csv.Error as error:
+        raise UserError(f"points {path}, line {reader.line_num}: {error}", field="points") from None
     return Table(points, rows, dropped)
 
 
@@ -105,9 +113,10 @@ def _point(row: dict[str, str], number: int) -> Point:
 def _number(row: dict[str, str], column: str) -> float:
     try:
         value = float(row[column])
-    except (TypeError, ValueError):
+    except ValueError:
         raise _Unusable(f"no {column}") from None
-    if not 0 < value < 1e9 or (column in ("isl", "osl", "concurrency") and value < 1):
+    least = 1 if column in COUNTS else 0
+    if not (value > 0 and least <= value <= MOST):
         raise _Unusable(f"no {column}")
     return value
 
@@ -120,7 +129,10 @@ def _engine(text: str) -> Layout:
     found = _ENGINE.fullmatch(text.strip())
     if not found:
         raise _Unusable(f"parallelism {text!r} is not understood")
-    tensor, pipeline, data, cut, expert = (int(n or 1) for n in found.groups()[1:])
+    ways = [int(n or 1) for n in found.groups()[1:]]
+    tensor, pipeline, data, cut, expert = ways
+    if min(ways) < 1 or max(ways) > DEVICES or tensor * pipeline * data > DEVICES:
+        raise _Unusable(f"parallelism {text!r} is not understood")
     if found[1] == "tep":
         return Layout(tensor=tensor, expert=tensor)
     if found[5] is None:
@@ -136,6 +148,6 @@ def _engine(text: str) -> Layout:
 
 def _apart(text: str) -> tuple[Workers, Workers]:
     parts = {kind: Workers(_engine(inner), int(count)) for kind, count, inner in _PART.findall(text)}
-    if set(parts) != {"P", "D"}:
+    if set(parts) != {"P", "D"} or not all(1 <= w.count <= DEVICES for w in parts.values()):
         raise _Unusable(f"parallelism {text!r} is not understood")
     return parts["P"], parts["D"]

@@ -58,7 +58,9 @@ def test_what_all_others_contradict_is_distrusted() -> None:
     ratios = np.full(8, 2.0)
     ratios[3] = 200.0  # a queue, a cold cache
     trusting = Calibration(KERNEL, places.take(at), ratios).factors(places)[0]
-    doubting = Calibration(msgspec.structs.replace(KERNEL, doubt=2.0), places.take(at), ratios).factors(places)[0]
+    doubting = Calibration(msgspec.structs.replace(KERNEL, doubt=2.0), places.take(at), ratios).factors(
+        places
+    )[0]
     assert np.median(np.abs(doubting / 2 - 1)) < 0.1 < np.median(np.abs(trusting / 2 - 1))
 
 
