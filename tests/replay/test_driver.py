@@ -204,3 +204,32 @@ def test_the_corpus_hash_names_the_content_read() -> None:
     assert digest(a) == digest(a) == digest(a, token_scale=0.5, time_scale=3)
     assert digest(a) != digest(b)
     assert digest(a, b) != digest(a)
+
+
+def timed(name: str, start: float | None, *turns: tuple[float, int, int]) -> Session:
+    found = session(name, *turns)
+    found.start = start
+    return found
+
+
+def test_open_loop_starts_trees_when_the_trace_says() -> None:
+    sessions = [
+        timed("a", 100.0, (0, 50, 91)),  # ends after 10 s
+        timed("b", 101.0, (0, 50, 1)),
+        timed("c", 101.0, (0.5, 50, 1)),
+        timed("d", None, (0, 50, 1)),  # with the one before
+        timed("e", 105.0, (0, 50, 1), (2, 9, 1)),
+    ]
+    target = FakeTarget()
+    run = drive(target, sessions, ReplayOptions(concurrency=1, open_loop=True))
+    sent = {r.id: round(r.sent, 6) for r in run.records}
+    assert sent == {"a/0/0": 0, "b/0/0": 1, "c/0/0": 1.5, "d/0/0": 1, "e/0/0": 5, "e/0/1": 8}
+    assert target.peak == 4 and run.tally.sessions_completed == 5
+    assert run.steady == (2.0, 5.0)  # a first turn has ended .. the last session starts
+
+
+def test_open_loop_scales_times_and_sets_traces_end_to_end() -> None:
+    sessions = [timed(name, start, (0, 9, 1)) for name, start in (("a", 0), ("b", 8), ("c", 50), ("d", 52))]
+    sessions[2].start, sessions[3].start = 1.0, 3.0  # another trace, whose clock is behind
+    run = drive(FakeTarget(), sessions, ReplayOptions(open_loop=True, time_scale=0.5))
+    assert [r.sent for r in run.records] == [0, 4, 4, 5]
