@@ -29,6 +29,7 @@ PLAIN = ("F64", "F32", "F16", "BF16")
 # What a quantized checkpoint has beside weights, and who computes in full precision does not need.
 SURPLUS = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".weight_shape")
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+MX_GROUP = 32  # values that share a scale in MXFP4
 Part = Any  # what `safe_open(...).get_slice` returns
 
 
@@ -47,15 +48,23 @@ class Stored:
             part = self.parts["levels"]
             return part[slices] if slices else _all(part)
         if self.kind == "experts":
-            whole = _fp4(self.parts["levels"][:].flatten(-2)) * _spread(_e8m0(self.parts["scale"][:]), 32)
-            whole = whole.transpose(1, 2)
-            return whole[slices] if slices else whole
+            return self._expert_values(slices)
         rows, columns = (*slices, *(slice(0, n) for n in self.shape))[:2] if slices else self._whole()
         # Scales are per block: whole blocks are read, and what is too much is cut off again.
         up, left = rows.start // self.block[0] * self.block[0], columns.start // self._step * self._step
         right = min(self.shape[1], -(-columns.stop // self._step) * self._step)
         values = self._values(slice(up, rows.stop), slice(left, right))
         return values[rows.start - up :, columns.start - left : columns.stop - left]
+
+    def _expert_values(self, slices: tuple[slice, ...]) -> Tensor:
+        # Stored [experts, outputs, groups of inputs, half of a group]; the model has inputs before outputs.
+        given = (*slices, *[slice(None)] * 3)[:3]
+        expert, inputs, outputs = (slice(*s.indices(n)[:2]) for s, n in zip(given, self.shape, strict=True))
+        held = expert, outputs, slice(inputs.start // MX_GROUP, -(-inputs.stop // MX_GROUP))
+        values = _fp4(self.parts["levels"][held].flatten(-2))
+        values *= _spread(_e8m0(self.parts["scale"][held]), MX_GROUP)
+        left = inputs.start % MX_GROUP
+        return values[..., left : left + inputs.stop - inputs.start].transpose(1, 2)
 
     def _whole(self) -> tuple[slice, slice]:
         return slice(0, self.shape[0]), slice(0, self.shape[1])
@@ -114,13 +123,10 @@ def find_stored(parts: Mapping[str, Part], config: Mapping[str, Any], where: str
     blocks = _block_size(config)
     for name, part in parts.items():
         if name.endswith("_blocks"):
-            base = name.removesuffix("_blocks")
-            e, rows, groups, half = part.get_shape()
-            shape = (e, groups * half * 2, rows)
-            found[base] = Stored(shape, "experts", _parts(parts, where, levels=name, scale=f"{base}_scales"))
+            found[name.removesuffix("_blocks")] = _experts(parts, name, where)
         elif name.endswith(".weight_packed"):
             found[name.removesuffix("_packed")] = _packed(parts, name, where)
-        elif name.endswith(_COMPANIONS) or (name.endswith("_scales") and f"{name[:-7]}_blocks" in parts):
+        elif name.endswith(SURPLUS) or _accompanies(name, parts):
             continue
         elif part.get_dtype() not in PLAIN and {f"{name}_scale", f"{name}_scale_inv"} & parts.keys():
             found[name] = _scaled(parts, name, blocks, where)
@@ -144,8 +150,31 @@ _COMPANIONS = (
     ".weight_scale_2",
     ".weight_global_scale",
     ".weight_zero_point",
-    *SURPLUS,
 )
+
+
+def _accompanies(name: str, parts: Mapping[str, Part]) -> bool:
+    # What belongs to nothing quantized is left among the tensors, where no model expects it.
+    if name.endswith("_scales"):
+        return f"{name.removesuffix('_scales')}_blocks" in parts
+    end = next((end for end in _COMPANIONS if name.endswith(end)), None)
+    if end is None:
+        return False
+    weight = f"{name.removesuffix(end)}.weight"
+    return f"{weight}_packed" in parts or (weight in parts and parts[weight].get_dtype() not in PLAIN)
+
+
+def _experts(parts: Mapping[str, Part], name: str, where: str) -> Stored:
+    base, size = name.removesuffix("_blocks"), list(parts[name].get_shape())
+    held = _parts(parts, where, levels=name, scale=f"{base}_scales")
+    scales = list(held["scale"].get_shape())
+    if len(size) != 4 or size[3] != MX_GROUP // 2 or scales != size[:3]:
+        raise ModelError(
+            f"{where}: {base}_scales {scales} do not fit {name} of {size}; valid: [experts, outputs, groups] "
+            f"for [experts, outputs, groups, {MX_GROUP // 2}]"
+        )
+    experts, outputs, groups = scales
+    return Stored((experts, groups * MX_GROUP, outputs), "experts", held)
 
 
 def _packed(parts: Mapping[str, Part], name: str, where: str) -> Stored:

@@ -171,8 +171,55 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     with opened(tmp_path, {f"{name}_blocks": blocks, f"{name}_scales": power}, {}) as checkpoint:
         checkpoint.check({name: (3, 64, 20)})
         assert torch.equal(checkpoint.take(name), exact)
-        part = (slice(1, 2), slice(0, 64), slice(4, 9))
-        assert torch.equal(checkpoint.take(name, part), exact[part])
+        for part in (
+            (slice(1, 2), slice(0, 64), slice(4, 9)),
+            (slice(0, 3), slice(40, 50), slice(0, 20)),
+            (slice(2, 3), slice(31, 33), slice(19, 20)),
+            (slice(1, 2),),
+        ):
+            assert torch.equal(checkpoint.take(name, part), exact[part])
+
+
+def test_of_stacked_experts_only_the_wanted_ones_are_read(tmp_path: Path) -> None:
+    """A model takes them expert by expert: each time all of them would be quadratic in their number."""
+    name, read = "mlp.experts.down_proj", []
+
+    class Counted:
+        def __init__(self, part: Any) -> None:
+            self.part = part
+
+        def __getitem__(self, slices: Any) -> torch.Tensor:
+            found: torch.Tensor = self.part[slices]
+            read.append(tuple(found.shape[:3]))
+            return found
+
+    tensors = {f"{name}_blocks": codes(256, 8, 20, 4, 16), f"{name}_scales": codes(10, 8, 20, 4) + 122}
+    with opened(tmp_path, tensors, {}) as checkpoint:
+        stored = checkpoint._tensors[name]
+        stored.parts = {what: Counted(part) for what, part in stored.parts.items()}
+        checkpoint.take(name, (slice(5, 6), slice(32, 96), slice(10, 20)))
+    assert read == [(1, 10, 2), (1, 10, 2)]
+
+
+def test_scales_of_experts_that_do_not_fit(tmp_path: Path) -> None:
+    name = "mlp.experts.down_proj"
+    tensors = {f"{name}_blocks": codes(256, 3, 20, 2, 16), f"{name}_scales": codes(10, 3, 20, 1) + 122}
+    with pytest.raises(ModelError, match=r"down_proj_scales \[3, 20, 1\] do not fit"):
+        opened(tmp_path, tensors, {})
+    with pytest.raises(ModelError, match="down_proj_blocks of"):
+        opened(tmp_path, {**tensors, f"{name}_blocks": codes(256, 3, 20, 32)}, {})
+
+
+@pytest.mark.parametrize(
+    "companion", ["layer.weight_scale_inv", "layer.weight_zero_point", "other.weight_scale"]
+)
+def test_a_scale_of_nothing_quantized_is_unknown(companion: str, tmp_path: Path) -> None:
+    tensors = {NAME: torch.ones(ROWS, COLUMNS), companion: torch.ones(1)}
+    with (
+        opened(tmp_path, tensors, {}) as checkpoint,
+        pytest.raises(ModelError, match=f"unknown: {companion}"),
+    ):
+        checkpoint.check({NAME: (ROWS, COLUMNS)})
 
 
 @pytest.mark.parametrize("lost", ["weight_scale", "weight_shape"])
