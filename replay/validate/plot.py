@@ -61,7 +61,7 @@ def draw(axes: Any, target: str, outcome: Outcome) -> None:
 
 
 def _scatter(axes: Any, x: list[float], y: list[float], colour: str, name: str, error: float | None) -> None:
-    label = name if error is None else f"{name}: median error {error:.1%}"
+    label = name if error is None else f"{name}: median error {error:.1%} (known models, gpus)"
     axes.scatter(x, y, s=9, color=colour, alpha=0.7, lw=0, zorder=3, label=label)
 
 
