@@ -154,6 +154,7 @@ class Engine:
             plan = self._scheduler.plan(self._admission)
             if not plan.items and self._stats.preemptions > before:
                 plan = self._scheduler.plan(self._admission)  # a lone victim may come back at once
+            plan.items = [item for item in plan.items if item.tokens]
             check_plan(plan, self._sequences, self._scheduler.name)
         except PluginFault as error:
             self._end_all(error)

@@ -68,7 +68,7 @@ def start(of: Deployment) -> None:
 
 def test_what_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     before = children()
-    with pytest.raises(ModelError, match="no folder and no built-in name"):
+    with pytest.raises(ModelError, match="no folder, no GGUF file and no built-in name"):
         start(deployment("smollm3"))
     with pytest.raises(DeploymentError, match=r"pool\[0\].scheduler.token_bugdet.*token_budget"):
         start(deployment(tmp_path, scheduler=Selection("fcfs", {"token_bugdet": 3})))
