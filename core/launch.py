@@ -113,6 +113,11 @@ class Launcher:
             if not parts:
                 out.append(TableUpdate(i32(), i32(), i32()))
                 continue
+            if len(parts) == 1:
+                slot, places, ids = parts[0]
+                slots = np.full(len(ids), slot, np.int32)
+                out.append(TableUpdate(slots, places.astype(np.int32), ids.astype(np.int32)))
+                continue
             slots = np.concatenate([np.full(len(index), slot, np.int32) for slot, index, _ in parts])
             index = np.concatenate([p[1] for p in parts]).astype(np.int32, copy=False)
             blocks = np.concatenate([p[2] for p in parts]).astype(np.int32, copy=False)

@@ -181,7 +181,7 @@ class Gateway:
                 if output.finish is not None:
                     member.remove(stream)
                     self._ledger.ended(stream, output.finish)
-                stream.push(output)
+                stream.push(output, now)
 
     def on_death(self, worker: WorkerClient, reason: str) -> None:
         member = self._members.get(worker.info.id)

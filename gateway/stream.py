@@ -60,7 +60,9 @@ class Stream:
         self.losses = 0  # workers that died of it, for all that is known
         self.acquit: Callable[[], None] | None = None  # ends its trial, while it is on trial (trial.py)
         self.streamed = False  # whether its consumer has had anything that stays; written here
-        self._outputs: deque[Output] = deque()
+        self.late = False  # set by a consumer that needs no output before the last: he is woken then only
+        self.came = -1.0  # clock seconds at which the output that was given out last had come
+        self._outputs: deque[tuple[Output, float]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._recover = recover
         self._restart = restart
@@ -85,8 +87,14 @@ class Stream:
         """Whether one more loss is its last."""
         return self.losses == MAX_LOSSES - 1
 
-    def push(self, output: Output) -> None:
-        self._outputs.append(output)
+    def push(self, output: Output, now: float) -> None:
+        """An output that came at `now`."""
+        self._outputs.append((output, now))
+        if self.late:
+            self._given = True
+            self.streamed = self._restart is None
+            if output.finish is None:
+                return
         self.wake()
 
     def lose(self, reason: str) -> None:
@@ -106,7 +114,7 @@ class Stream:
     async def __anext__(self) -> Output:
         while True:
             if self._outputs:
-                output = self._outputs.popleft()
+                output, self.came = self._outputs.popleft()
                 if output.finish == "error":
                     raise failure(output)
                 self._given = True

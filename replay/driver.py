@@ -107,10 +107,11 @@ class Driver:
             session = next(self._sessions, None)
             if session is None:
                 break
-            self.corpus.read(session)
             scaled = scale_session(session, self.options.exponent)
             window = self.target.info.max_context
-            if window is not None and scaled.longest > window:
+            fits = window is None or scaled.longest <= window
+            self.corpus.read(session, fits)
+            if not fits:
                 self.tally.sessions_skipped += 1
                 continue
             self.corpus.take(scaled)
@@ -177,11 +178,14 @@ class _Job:
                 self._children.setdefault((stream.parent, stream.spawned_after), []).append(stream)
 
     async def run(self) -> None:
-        tally = self._driver.tally
-        async with asyncio.TaskGroup() as group:
-            for stream in self._session.streams:
-                if stream.parent is None or stream.spawned_after is None:
-                    self._spawn(group, stream, self.record.start)
+        tally, streams = self._driver.tally, self._session.streams
+        if len(streams) == 1 and streams[0].parent is None:
+            await self._stream(None, streams[0], self.record.start)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for stream in streams:
+                    if stream.parent is None or stream.spawned_after is None:
+                        self._spawn(group, stream, self.record.start)
         self.record.end = self._driver.clock.time()
         if self.record.failed:
             tally.sessions_failed += 1
@@ -192,7 +196,7 @@ class _Job:
         self._ends[stream.id] = asyncio.get_running_loop().create_future()
         group.create_task(self._stream(group, stream, at))
 
-    async def _stream(self, group: asyncio.TaskGroup, stream: Stream, ready: float) -> None:
+    async def _stream(self, group: asyncio.TaskGroup | None, stream: Stream, ready: float) -> None:
         clock = self._driver.clock
         try:
             for index, turn in enumerate(stream.turns):
@@ -207,11 +211,12 @@ class _Job:
                 if record.error:
                     self.record.failed = True
                     return
-                for child in self._children.get((stream.id, index), ()):
-                    self._spawn(group, child, ready)
+                if group is not None:
+                    for child in self._children.get((stream.id, index), ()):
+                        self._spawn(group, child, ready)
         finally:
-            end = self._ends[stream.id]
-            if not end.done():  # a cancelled parent took it along
+            end = self._ends.get(stream.id)
+            if end is not None and not end.done():  # a cancelled parent took it along
                 end.set_result(ready)
 
     async def _joined(self, stream: Stream, index: int, turn: Turn) -> float:

@@ -30,11 +30,14 @@ class Corpus:
     def __init__(self, block_tokens: int, exponent: int) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._original = Measure(block_tokens)
-        self._taken = Measure(block_tokens)
+        # The same until they differ: at full size nothing does but what is left out.
+        self._taken = Measure(block_tokens) if exponent else self._original
         self._exponent = exponent
 
-    def read(self, session: Session) -> None:
-        """A session of the trace, as recorded."""
+    def read(self, session: Session, taken: bool) -> None:
+        """A session of the trace, as recorded, and whether `take` will follow."""
+        if not taken and self._taken is self._original:
+            self._taken = self._original.clone()
         self._original.add(session)
         update = self._hash.update
         update(f"\n{session.id}\0{session.scope}\0{session.tenant}".encode())
@@ -49,7 +52,8 @@ class Corpus:
 
     def take(self, session: Session) -> None:
         """It is replayed, in this scaled form."""
-        self._taken.add(session)
+        if self._taken is not self._original:
+            self._taken.add(session)
 
     @property
     def digest(self) -> str:

@@ -51,6 +51,17 @@ class PrefixTree:
                 child.time = min(child.time, time)
                 node, start, n = child, start + child.length, n - child.length
 
+    def clone(self) -> PrefixTree:
+        """A tree of its own with the same content."""
+        other = PrefixTree()
+        todo = [(self._root, other._root)]
+        while todo:
+            node, copy = todo.pop()
+            for start, child in node.children.items():
+                copy.children[start] = twin = _Node(child.start, child.length, child.time)
+                todo.append((child, twin))
+        return other
+
     def _split(self, parent: _Node, child: _Node, at: int) -> _Node:
         upper = _Node(child.start, at, child.time)
         parent.children[child.start] = upper

@@ -59,6 +59,13 @@ class Measure:
         self.stats = TraceStats(block_tokens)
         self._trees: dict[tuple[str, str], PrefixTree] = {}
 
+    def clone(self) -> Measure:
+        """Another one that goes on from here by itself."""
+        other = Measure(self.stats.block_tokens)
+        other.stats = msgspec.structs.replace(self.stats)
+        other._trees = {key: tree.clone() for key, tree in self._trees.items()}
+        return other
+
     def add(self, session: Session) -> None:
         stats = self.stats
         key = (session.tenant, session.scope)

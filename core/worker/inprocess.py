@@ -167,9 +167,10 @@ class InProcessClient:
             wait = end - self._clock.time()
             if wait <= tolerance(end):
                 break
-            timer = flight.timer = asyncio.Event()
-            handle = asyncio.get_running_loop().call_later(wait, timer.set)
-            await timer.wait()
+            loop = asyncio.get_running_loop()
+            timer = flight.timer = loop.create_future()
+            handle = loop.call_later(wait, _ring, timer)
+            await timer
             handle.cancel()
         if not self._simulated:
             await asyncio.sleep(0)  # a real step held the loop: let others run
@@ -193,7 +194,7 @@ class InProcessClient:
         if self._flight is not None and self._flight.steps > 1:
             self._flight.steps = 1
             if self._flight.timer is not None:
-                self._flight.timer.set()
+                _ring(self._flight.timer)
 
     def _accept(self, rid: int, request: GenerateRequest) -> None:
         try:
@@ -221,6 +222,11 @@ class InProcessClient:
     def _send(self, frame: StepFrame) -> None:
         if self._listener is not None and self._alive:
             self._listener.on_frame(self, frame)
+
+
+def _ring(timer: asyncio.Future[None]) -> None:
+    if not timer.done():
+        timer.set_result(None)
 
 
 class _Flight:

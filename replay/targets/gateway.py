@@ -31,9 +31,10 @@ class GatewayTarget:
         record.sent = clock.time()
         try:
             async with self._gateway.generate(work) as stream:
+                stream.late = True  # a task switch costs more than all else that an output does
                 async for output in stream:
                     if output.count:
-                        _note(record, output.count, output.times, clock.time())
+                        _note(record, output.count, output.times, stream.came)
                     if output.finish is not None:
                         record.drafted = output.drafted
                         record.accepted = output.accepted

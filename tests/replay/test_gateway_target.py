@@ -41,6 +41,7 @@ class Scripted:
             await self.clock.sleep(1.0)
             if isinstance(step, Exception):
                 raise step
+            self.came = self.clock.time()
             yield step
 
 

@@ -43,13 +43,15 @@ class Everywhere:
         self.parents: dict[bytes, bytes] = {}  # present block -> its parent, b"" at a root
         self.orphans = 0  # present blocks whose parent is absent; 0 = prefix-closed
         self._children: dict[bytes, int] = {}  # block, present or not -> its present children
+        # What each tier holds, once there is more than one; until then `parents` says it of the only one.
         self._tiers: dict[str, set[bytes]] = {}
+        self._only = ""
 
     def __contains__(self, block: bytes) -> bool:
         return block in self.parents
 
     def store(self, event: KVEvent) -> None:
-        held = self._tiers.setdefault(event.tier, set())
+        held = self._held(event.tier)
         # Stores of lower tiers name blocks, not chains: without a parent they say nothing of order.
         chained = event.tier == DEVICE or bool(event.parent)
         parent = event.parent if chained else UNKNOWN
@@ -60,7 +62,8 @@ class Everywhere:
             self.parents.update(zip(blocks, [parent, *blocks[:-1]], strict=True))
             self._children[parent] = self._children.get(parent, 0) + 1
             self._children.update(dict.fromkeys(blocks[:-1], 1))
-            held.update(blocks)
+            if held is not None:
+                held.update(blocks)
             return
         for block in blocks:
             known = self.parents.get(block)
@@ -69,53 +72,47 @@ class Everywhere:
             elif known is UNKNOWN and chained:
                 self._unlink(block)
                 self._link(block, parent)
-            held.add(block)
+            if held is not None:
+                held.add(block)
             if chained:
                 parent = block
 
+    def _held(self, tier: str) -> set[bytes] | None:
+        """What a tier holds; None for the only one there has ever been."""
+        if not self._tiers:
+            if tier == (self._only or tier):
+                self._only = tier
+                return None
+            self._tiers[self._only] = set(self.parents)
+        return self._tiers.setdefault(tier, set())
+
     def _new(self, blocks: list[bytes]) -> bool:
-        """Whether these are distinct, and neither present nor a parent of what is."""
-        distinct = set(blocks)
-        return (
-            len(distinct) == len(blocks)
-            and self.parents.keys().isdisjoint(distinct)
-            and self._children.keys().isdisjoint(distinct)
-        )
+        """Whether these are distinct, and neither present nor a parent of what is. Where no present block
+        lacks its parent, an absent one has nothing behind it."""
+        return not self.orphans and blocks[0] not in self.parents and len(set(blocks)) == len(blocks)
 
     def remove(self, hashes: bytes, tier: str) -> None:
+        blocks = list(split(hashes))
+        if not self._tiers:
+            if tier == self._only and not self._unlink_tail(blocks):
+                for block in blocks:
+                    if block in self.parents:
+                        self._unlink(block)
+            return
         held = self._tiers.get(tier)
         if held is None:
             return
         others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
-        gone = [block for block in split(hashes) if block in held]
-        if len(gone) < 2 or others or self.orphans or not self._unlink_tail(gone):
-            for block in gone:
-                if block not in held:  # named twice
-                    continue
-                held.remove(block)
-                if not any(block in blocks for blocks in others):
-                    self._unlink(block)
-        else:
-            held.difference_update(gone)
-
-    def _unlink_tail(self, blocks: list[bytes]) -> bool:
-        """Take away a run that nothing follows, as `_unlink` would block by block; False: it is none."""
-        parents, children = self.parents, self._children
-        if blocks[-1] in children or list(map(parents.get, blocks[1:])) != blocks[:-1]:
-            return False
-        # Its blocks have one child each if they have as many as there are links between them.
-        if any(children[block] != 1 for block in blocks[:-1]):
-            return False
-        self._unlink(blocks[0])  # before it goes, so that its parent loses a child
-        for block in blocks[1:]:
-            del parents[block]
-        for block in blocks[:-1]:
-            del children[block]
-        self.orphans = 0
-        return True
+        for block in blocks:
+            if block not in held:
+                continue
+            held.remove(block)
+            if not any(block in blocks for blocks in others):
+                self._unlink(block)
 
     def clear(self, tier: str) -> None:
-        self.remove(b"".join(self._tiers.get(tier, ())), tier)
+        held = self._tiers.get(tier, ()) if self._tiers else self.parents if tier == self._only else ()
+        self.remove(b"".join(held), tier)
 
     def last(self, chain: Chain, limit: int) -> int:
         """Blocks of the chain, from its start and at most `limit`, that are present."""
@@ -134,6 +131,27 @@ class Everywhere:
             else:
                 high = middle
         return high
+
+    def _unlink_tail(self, blocks: list[bytes]) -> bool:
+        """Take away a run that nothing follows, as `_unlink` would block by block; False: it is none."""
+        parents, children = self.parents, self._children
+        inner = blocks[:-1]
+        if (
+            len(blocks) < 2
+            or self.orphans
+            or blocks[-1] in children
+            or blocks[0] not in parents
+            or list(map(parents.get, blocks[1:])) != inner
+            or set(map(children.get, inner)) != {1}
+        ):
+            return False
+        self._unlink(blocks[0])  # its parent loses a child
+        for block in blocks[1:]:
+            del parents[block]
+        for block in inner:
+            del children[block]
+        self.orphans = 0
+        return True
 
     def _link(self, block: bytes, parent: bytes) -> None:
         self.parents[block] = parent
