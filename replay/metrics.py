@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from bien.replay.record import TurnRecord
 
@@ -22,7 +23,11 @@ class Distribution(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, samples: Iterable[float | None], scale: float = 1.0) -> Distribution:
         """Of the samples that are not None, times `scale`; percentiles interpolate linearly."""
-        values = np.asarray([s for s in samples if s is not None], np.float64) * scale
+        return cls.of_array(np.asarray([s for s in samples if s is not None], np.float64) * scale)
+
+    @classmethod
+    def of_array(cls, values: NDArray[np.float64]) -> Distribution:
+        """Of all values of an array."""
         if not len(values):
             return cls()
         return cls(float(values.mean()), *(float(v) for v in np.percentile(values, (50, 90, 95, 99))))
@@ -75,12 +80,13 @@ def interactivity(records: Sequence[TurnRecord]) -> Distribution:
 
 def itl_ms(records: Sequence[TurnRecord]) -> Distribution:
     """Gaps between chunks, each spread evenly over the chunk's tokens and counted once per token."""
-    gaps: list[np.ndarray] = []
-    for record in records:
-        counts = np.frombuffer(record.chunk_counts, np.uint32)[1:]
-        times = np.diff(np.frombuffer(record.chunk_times, np.float64))
-        gaps.append(np.repeat(times / np.maximum(counts, 1), counts))
-    return Distribution.of(np.concatenate(gaps).tolist() if gaps else (), 1e3)
+    # All records end to end: what lies between two of them counts for no token.
+    times = np.frombuffer(b"".join(r.chunk_times.tobytes() for r in records), np.float64)
+    counts = np.frombuffer(b"".join(r.chunk_counts.tobytes() for r in records), np.uint32).astype(np.int64)
+    sizes = np.array([len(r.chunk_counts) for r in records], np.int64)
+    counts[(np.cumsum(sizes) - sizes)[sizes > 0]] = 0
+    gaps = np.diff(times, prepend=0.0) / np.maximum(counts, 1)
+    return Distribution.of_array(np.repeat(gaps * 1e3, counts))
 
 
 def parity(records: Sequence[TurnRecord]) -> float | None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +14,7 @@ from bien.core.providers import Context
 from bien.core.worker.messages import WorkerInfo
 from bien.gateway.index import KVIndex
 from bien.gateway.testing.index import HandClock, IndexSuite, Teller, make_chain
+from bien.plugins.indexes._mirror.groups import Chain, Everywhere
 from bien.plugins.indexes.memory import MemoryIndex, bien_providers
 
 
@@ -192,3 +196,45 @@ def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObjec
         for whole in engine.whole:
             parents = whole.parents
             assert whole.orphans == sum(bool(p) and p not in parents for p in parents.values())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_runs_of_blocks_count_as_their_blocks(seed: int) -> None:
+    """Runs stored and removed in any order, against sets of single blocks."""
+    rng = random.Random(seed)
+    group, held = Everywhere(), dict[bytes, set[str]]()
+    parents: dict[int, int] = {}
+    for k in range(1, 40):  # a tree, mostly of long runs
+        known = list(parents)
+        parents[k] = (
+            0 if not known or rng.random() < 0.1 else k - 1 if rng.random() < 0.7 else rng.choice(known)
+        )
+
+    def path(k: int) -> list[bytes]:
+        out: list[bytes] = []
+        while k:
+            out.insert(0, b"%016d" % k)
+            k = parents[k]
+        return out
+
+    for _ in range(40):
+        way = path(rng.randint(1, 39))
+        first = rng.randrange(len(way))
+        some = way[first : rng.randrange(first, len(way)) + 1]
+        tier = "device" if seed % 2 or rng.random() < 0.8 else "host"
+        if rng.random() < 0.6:
+            parent = way[first - 1] if first and tier == "device" else b""
+            group.store(KVEvent("stored", 0, parent, b"".join(some), tier))
+            for block in some:
+                held.setdefault(block, set()).add(tier)
+        else:
+            group.remove(b"".join(some), tier)
+            for block in some:
+                held.get(block, set()).discard(tier)
+        there = {block for block, tiers in held.items() if tiers}
+        assert {block for block in map(b"%016d".__mod__, range(1, 40)) if block in group} == there
+        absent = [p for b, p in group.parents.items() if p and p not in group.parents]
+        assert group.orphans == len(absent)
+        chain = path(rng.randint(1, 39))
+        depth = next((i for i, block in enumerate(chain) if block not in there), len(chain))
+        assert group.last(Chain(b"".join(chain)), len(chain)) == depth

@@ -42,7 +42,10 @@ class Everywhere:
     def __init__(self) -> None:
         self.parents: dict[bytes, bytes] = {}  # present block -> its parent, b"" at a root
         self.orphans = 0  # present blocks whose parent is absent; 0 = prefix-closed
-        self._children: dict[bytes, int] = {}  # block, present or not -> its present children
+        # Present children of a block: those counted here, and one more if it is present and no tail. So a run
+        # of blocks costs an entry each above, and no more.
+        self._branches: dict[bytes, int] = {}
+        self._tails: set[bytes] = set()
         # What each tier holds, once there is more than one; until then `parents` says it of the only one.
         self._tiers: dict[str, set[bytes]] = {}
         self._only = ""
@@ -60,8 +63,8 @@ class Everywhere:
             # A run of which nothing is known: the same as below, without a look at each block.
             self.orphans += bool(parent) and parent not in self.parents
             self.parents.update(zip(blocks, [parent, *blocks[:-1]], strict=True))
-            self._children[parent] = self._children.get(parent, 0) + 1
-            self._children.update(dict.fromkeys(blocks[:-1], 1))
+            self._gain(parent)
+            self._tails.add(blocks[-1])
             if held is not None:
                 held.update(blocks)
             return
@@ -134,40 +137,53 @@ class Everywhere:
 
     def _unlink_tail(self, blocks: list[bytes]) -> bool:
         """Take away a run that nothing follows, as `_unlink` would block by block; False: it is none."""
-        parents, children = self.parents, self._children
-        inner = blocks[:-1]
+        parents = self.parents
         if (
             len(blocks) < 2
             or self.orphans
-            or blocks[-1] in children
+            or blocks[-1] not in self._tails
             or blocks[0] not in parents
-            or list(map(parents.get, blocks[1:])) != inner
-            or set(map(children.get, inner)) != {1}
+            or list(map(parents.get, blocks[1:])) != blocks[:-1]
+            or not self._branches.keys().isdisjoint(blocks)
         ):
             return False
-        self._unlink(blocks[0])  # its parent loses a child
-        for block in blocks[1:]:
+        self._tails.remove(blocks[-1])
+        self._lose(parents[blocks[0]])
+        for block in blocks:
             del parents[block]
-        for block in inner:
-            del children[block]
-        self.orphans = 0
         return True
 
     def _link(self, block: bytes, parent: bytes) -> None:
         self.parents[block] = parent
-        self._children[parent] = self._children.get(parent, 0) + 1
+        self._gain(parent)
+        self._tails.add(block)
         self.orphans += bool(parent) and parent not in self.parents
-        self.orphans -= self._children.get(block, 0)
+        self.orphans -= self._branches.get(block, 0)
 
     def _unlink(self, block: bytes) -> None:
         parent = self.parents.pop(block)
-        left = self._children[parent] - 1
-        if left:
-            self._children[parent] = left
+        self._lose(parent)
+        if block in self._tails:
+            self._tails.remove(block)
         else:
-            del self._children[parent]
+            self._branches[block] = self._branches.get(block, 0) + 1
         self.orphans -= bool(parent) and parent not in self.parents
-        self.orphans += self._children.get(block, 0)
+        self.orphans += self._branches.get(block, 0)
+
+    def _gain(self, parent: bytes) -> None:
+        if parent in self._tails:
+            self._tails.remove(parent)
+        else:
+            self._branches[parent] = self._branches.get(parent, 0) + 1
+
+    def _lose(self, parent: bytes) -> None:
+        left = self._branches.get(parent, 0) - 1
+        if left > 0:
+            self._branches[parent] = left
+        elif not left:
+            del self._branches[parent]
+        else:
+            self._tails.add(parent)
 
 
 class Somewhere:
