@@ -14,6 +14,7 @@ import torch
 from bien.core.architectures.builtin import SMOLLM2
 from bien.core.architectures.registry import read_architecture
 from bien.core.models.fetch import resolve_model
+from bien.core.providers import Context
 from bien.plugins.quantizers.int8 import Int8Config
 from bien.plugins.quantizers.int8 import make as make_int8
 from tests.core.executors.driver import Driver
@@ -88,7 +89,7 @@ def test_logits(folder: Path, tokens: list[int], reference: Any) -> None:
 def test_it_is_trained(folder: Path, tokens: list[int]) -> None:
     """Source code is predictable to it, to int8 almost as much."""
     loss = {}
-    for name, parts in (("none", {}), ("int8", {"quantizer": make_int8(Int8Config(), None)})):  # type: ignore[arg-type]
+    for name, parts in (("none", {}), ("int8", {"quantizer": make_int8(Int8Config(), Context())})):
         driver = Driver(folder, blocks=200, block_tokens=16, max_context=1024, **parts)
         slot = driver.add(tokens[:33])
         driver.step({slot: 33}, {slot: tokens[33:513]})
