@@ -14,6 +14,8 @@ import numpy as np
 
 from bien.core.errors import ModelError, nearest
 
+# What reading a header runs into where lengths, types or texts are not what was written.
+DAMAGE = (ValueError, OSError, IndexError, KeyError, TypeError, OverflowError, MemoryError)
 LINK = "model.gguf"  # in a prepared folder: a link to the file that holds the weights
 _LLAMA3 = (1.0, 4.0, 8192)  # low and high frequency factor, original context: the same in every Llama 3.x
 
@@ -78,10 +80,10 @@ class GgufFile:
         self.path = path
         try:
             self._reader = gguf.GGUFReader(path)
-            self.fields: Mapping[str, Any] = _Contents(self._reader.fields)
+            self.fields: Mapping[str, Any] = _Contents(path, self._reader.fields)
             self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
             self.architecture = self.fields.get("general.architecture")
-        except (ValueError, OSError, IndexError, KeyError) as error:
+        except DAMAGE as error:
             raise ModelError(f"{path} is damaged or not a GGUF file: {error!r}") from error
         if self.fields.get("split.count", 0) > 1:
             raise ModelError(
@@ -97,12 +99,16 @@ class GgufFile:
 
 class _Contents(Mapping[str, Any]):
     # Contents of a field are parsed when it is asked for: vocabularies are long.
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields, self._known = fields, dict[str, Any]()
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        self._path, self._fields, self._known = path, fields, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
-            self._known[name] = self._fields[name].contents()
+            field = self._fields[name]
+            try:
+                self._known[name] = field.contents()
+            except DAMAGE as error:
+                raise ModelError(f"{self._path} is damaged: its field {name}: {error!r}") from error
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -162,6 +162,8 @@ def _full_name(name: str) -> str | None:
     if not name.startswith("blk."):
         part, _, suffix = name.partition(".")
         return f"{OUTER[part]}.{suffix}" if part in OUTER else None
+    if name.count(".") < 3:
+        return None
     _, layer, part, suffix = name.split(".", 3)
     prefix = f"model.layers.{layer}."
     if part in EXPERTS:
@@ -172,8 +174,8 @@ def _full_name(name: str) -> str | None:
 def _order(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> NDArray[np.int64] | None:
     # Llama's files keep rotary pairs as neighbours (2j, 2j+1); transformers as halves (j, j + d/2).
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-    if config["model_type"] != "llama" or heads is None:
-        return None
+    if config["model_type"] != "llama" or heads is None or shape[0] % (2 * config[heads]):
+        return None  # of another shape than the model's, which is said elsewhere
     return np.arange(shape[0]).reshape(config[heads], -1, 2).swapaxes(1, 2).reshape(-1)
 
 

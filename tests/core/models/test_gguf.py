@@ -365,6 +365,29 @@ def test_damaged_files_are_named(sources: dict[str, Path], tmp_path: Path) -> No
             read_architecture(path, 16, "float32")
 
 
+def test_damage_inside_is_named(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Texts, lengths and names that are not what was written: an error of ours, whatever reads them."""
+    whole = to_gguf(sources["llama"], tmp_path / "whole.gguf").read_bytes()
+    for old, new in (
+        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0ll\xffma"),
+        (b"<|endoftext|>", b"<|\xff\xff\xfff\xfftext|>"),
+        (b"blk.0.attn_q.weight", b"blk.0+attn_q+weight"),
+    ):
+        assert old in whole and len(old) == len(new)
+        path = tmp_path / "c.gguf"
+        path.write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(ModelError, match=r"c\.gguf"):
+            read_architecture(path, 16, "float32")
+            resolve_model(str(path))
+
+
+def test_a_projection_of_another_shape_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
+    name = "blk.0.attn_q.weight"
+    path = to_gguf(sources["llama"], tmp_path / "s.gguf", tensors=lambda t: t.update({name: t[name][:-3]}))
+    with pytest.raises(ModelError, match="wrong shape: model.layers.0.self_attn.q_proj.weight"):
+        resolve_model(str(path))
+
+
 def test_conversion_writes_the_weights_and_holds_the_file_against_a_config(
     sources: dict[str, Path], tmp_path: Path
 ) -> None:
