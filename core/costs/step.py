@@ -69,7 +69,9 @@ class StepModel:
         e = machine.efficiency
         self._bandwidth = machine.memory_gb_per_s * 1e9 * e.memory
         self._computing = e.compute
-        self._same: dict[tuple[int, int, int], Terms] = {}  # what depends on counts alone, by these
+        self._same: dict[
+            tuple[int, int, int, int], tuple[Terms, float]
+        ] = {}  # what depends on counts alone, by these
         main = [w for w in a.weights if w.role != "mtp" and not w.spare]
         # Layers repeat: equal parts are looked at once, with how many there are.
         self._layers = Counter(_Part.of(w, self.formats) for w in main if w.role not in _APART)
@@ -96,39 +98,68 @@ class StepModel:
 
     def terms(self, starts: Array, counts: Array, samples: int) -> Terms:
         """What the step is made of, before any factor."""
-        bubble = _bubble(self.layout.pipeline, len(counts))
-        same = self._by_counts(int(counts.sum()), len(counts), samples)
-        return replace(same, attention=bubble * self._attention(starts, counts) / self.layout.data)
+        same, share = self._by_counts(int(counts.sum()), len(counts), samples, self._largest(counts))
+        attention = self._attention(starts, counts) / self.layout.data
+        if self.layout.data > 1 and len(counts):  # no sequence is spread over attention ranks
+            ends = starts + counts
+            most = int(np.argmax(counts * (ends + 1.0)))
+            attention = max(attention, self._attention(starts[most : most + 1], counts[most : most + 1]))
+        return replace(same, attention=share * attention)
 
     def growing(self, starts: Array, samples: int, steps: int) -> Array:
         """`seconds` of `steps` steps that follow each other, in each of which every sequence computes one
         token: the first from `starts`, the next one position further, and so on."""
         rows = len(starts)
-        same = float(self._by_counts(rows, rows, samples).vector() @ self._factors)
-        share = (
-            _bubble(self.layout.pipeline, rows) / self.layout.data * self._factors[TERMS.index("attention")]
-        )
-        ends = starts + 1
-        operations = sum(
-            layers * (c.constant * rows + c.per_position * _grown(ends, c.cap, steps))
-            for c, layers in self._attentions
-        )
-        reading = sum(h.per_token * _grown(ends, h.cap, steps) + h.constant * rows for h in self._groups)
-        rate = self.machine.compute("bf16") * self._computing * self.layout.tensor * self.layout.pipeline
-        out: Array = same + share * np.maximum(operations / rate, reading / self._bandwidth)
+        terms, share = self._by_counts(rows, rows, samples, 1)
+        same = float(terms.vector() @ self._factors)
+        share *= float(self._factors[TERMS.index("attention")])
+        attention = self._growing(starts + 1, steps) / self.layout.data
+        if self.layout.data > 1 and rows:
+            longest = int(np.argmax(starts))
+            attention = np.maximum(attention, self._growing(starts[longest : longest + 1] + 1, steps))
+        out: Array = same + share * attention
         return out
 
-    def _by_counts(self, tokens: int, rows: int, samples: int) -> Terms:
-        """All but attention."""
-        found = self._same.get((tokens, rows, samples))
-        if found is not None:
-            return found
+    def _growing(self, ends: Array, steps: int) -> Array:
+        operations = sum(
+            layers * (c.constant * len(ends) + c.per_position * _grown(ends, c.cap, steps))
+            for c, layers in self._attentions
+        )
+        reading = sum(h.per_token * _grown(ends, h.cap, steps) + h.constant * len(ends) for h in self._groups)
+        rate = self.machine.compute("bf16") * self._computing * self.layout.tensor * self.layout.pipeline
+        out: Array = np.maximum(operations / rate, reading / self._bandwidth)
+        return out
+
+    def _largest(self, counts: Array) -> int:
+        apart = self.layout.data > 1 or self.layout.pipeline > 1
+        return int(counts.max()) if apart and len(counts) else 1
+
+    def _by_counts(self, tokens: int, rows: int, samples: int, largest: int) -> tuple[Terms, float]:
+        """All but attention, and how much of the whole attention's time a step takes. `largest`: tokens of
+        the largest row. A pipeline takes the step whole, or in as many micro-batches as it has stages where
+        rows allow, whichever ends first: each of them reads the weights again."""
+        found = self._same.get((tokens, rows, samples, largest))
+        if found is None:
+            stages = self.layout.pipeline
+            splits = {1, max(1, min(stages, rows))}
+            tried = [
+                (self._split(tokens, rows, samples, largest, m), (m + stages - 1) / (m * stages))
+                for m in splits
+            ]
+            found = min(tried, key=lambda t: float(t[0].vector() @ self._factors))
+            if len(self._same) >= MEMORY:
+                self._same.clear()
+            self._same[tokens, rows, samples, largest] = found
+        return found
+
+    def _split(self, tokens: int, rows: int, samples: int, largest: int, parts: int) -> Terms:
         layout, machine = self.layout, self.machine
-        own = math.ceil(tokens / layout.data)  # of the slowest attention rank
+        tokens = max(largest, math.ceil(tokens / parts))
+        own = max(largest, math.ceil(tokens / layout.data))  # of the slowest attention rank
         sampled = math.ceil(samples / layout.data)
-        per_stage = _bubble(layout.pipeline, rows) / layout.pipeline
+        per_stage = (parts + layout.pipeline - 1) / layout.pipeline
         launched = self.a.layers * machine.kernels_per_layer
-        terms = Terms(
+        return Terms(
             products=per_stage * sum(n * self._time(p, own, layout.tensor) for p, n in self._layers.items()),
             experts=per_stage * self._experts(tokens),
             head=sum(n * self._time(p, sampled, layout.tensor) for p, n in self._head.items()),
@@ -136,10 +167,6 @@ class StepModel:
             launches=per_stage * launched * machine.kernel_us * 1e-6,
             host=(machine.host_us + machine.host_us_per_row * rows) * 1e-6,
         )
-        if len(self._same) >= MEMORY:
-            self._same.clear()
-        self._same[tokens, rows, samples] = terms
-        return terms
 
     def weight_bytes(self) -> float:
         """Of the accelerator that holds most."""
@@ -281,12 +308,6 @@ def _grown(ends: Array, cap: int, steps: int) -> Array:
     out[0] = float(np.minimum(ends, cap).sum())
     out[1:] = out[0] + np.cumsum(growing)
     return out
-
-
-def _bubble(stages: int, rows: int) -> float:
-    """Time of a pipeline over the time of its work, with as many micro-batches as stages where rows allow."""
-    parts = max(1, min(stages, rows))
-    return stages * (1 + (stages - 1) / parts) / stages if stages > 1 else 1.0
 
 
 def _all_reduce(link: Link, n: int, size: float, share: float) -> float:
