@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 import time as _time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -56,6 +57,9 @@ class WallClock:
 def tolerance(now: float) -> float:
     """Seconds that two times near `now` may differ by rounding alone."""
     return 1e-9 + abs(now) * 1e-15
+
+
+_running = threading.local()  # `loop`: that of `VirtualClock.run`, in its thread
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -107,7 +111,9 @@ class VirtualClock:
     virtual = True
 
     def time(self) -> float:
-        return asyncio.get_running_loop().time()
+        # To ask asyncio for the running loop costs a system call, and time is read without end.
+        loop: asyncio.AbstractEventLoop | None = getattr(_running, "loop", None)
+        return (loop or asyncio.get_running_loop()).time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -116,4 +122,8 @@ class VirtualClock:
     def run(main: Coroutine[Any, Any, T]) -> T:
         """Run `main` to its end on a fresh virtual loop and return its result."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(main)
+            before, _running.loop = getattr(_running, "loop", None), runner.get_loop()
+            try:
+                return runner.run(main)
+            finally:
+                _running.loop = before

@@ -28,7 +28,10 @@ _SALTS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _PAIR = struct.Struct("<QQ")
 _FEW = 6  # blocks up to which single numbers are faster than arrays
 
-_powers: list[tuple[U64, U64]] = []  # per lane M^i and M^-i, i = 1, 2, ...
+_SALTED = np.array(_SALTS, np.uint64)[:, None]
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_powers: list[U64] = []  # M^i, then M^-i, i = 1, 2, ..., a row per lane
 
 
 def name_runs(parent: bytes, runs: BlockRuns, start: int, stop: int, size: int) -> bytes:
@@ -44,17 +47,15 @@ def name_runs(parent: bytes, runs: BlockRuns, start: int, stop: int, size: int) 
     run = ends.searchsorted(at, side="right")  # that holds a block's first token
     left = ends[run] - at
     first = flat[::2][run] + lengths[run] - left
-    contents = [_mixed(first.view(np.uint64), np.uint64(salt)) for salt in _SALTS]
+    contents = _mixed(first.view(np.uint64))
     for i in (left < size).nonzero()[0].tolist():
-        for lane, c in zip(
-            contents, _pieces(flat, int(run[i]), int(first[i]), int(left[i]), size), strict=True
-        ):
-            lane[i] = c
-    out = np.empty((count, 2), np.uint64)
-    for k, (begin, (up, down)) in enumerate(zip(_PAIR.unpack(parent), _powers_to(count), strict=True)):
-        sums = (contents[k] * down[:count]).cumsum()
-        out[:, k] = (sums + np.uint64(begin)) * up[:count]
-    return out.tobytes()
+        contents[:, i] = _pieces(flat, int(run[i]), int(first[i]), int(left[i]), size)
+    up, down = _powers_to(count)
+    contents *= down[:, :count]
+    sums = contents.cumsum(axis=1)
+    sums += np.frombuffer(parent, np.uint64)[:, None]
+    sums *= up[:, :count]
+    return sums.T.tobytes()
 
 
 def _one_by_one(parent: bytes, flat: list[int], start: int, count: int, size: int) -> bytes:
@@ -89,25 +90,27 @@ def _pieces(flat: Any, run: int, first: int, left: int, size: int) -> tuple[int,
     return a, b
 
 
-def _powers_to(count: int) -> list[tuple[U64, U64]]:
-    if not _powers or len(_powers[0][0]) < count:
+def _powers_to(count: int) -> tuple[U64, U64]:
+    if not _powers or _powers[0].shape[1] < count:
         room = max(1024, 2 * count)
-        _powers[:] = [(_cumulated(lane, room), _cumulated(pow(lane, -1, 1 << 64), room)) for lane in _LANES]
-    return _powers
+        inverse = [pow(lane, -1, 1 << 64) for lane in _LANES]
+        _powers[:] = [_cumulated(list(_LANES), room), _cumulated(inverse, room)]
+    return _powers[0], _powers[1]
 
 
-def _cumulated(factor: int, count: int) -> U64:
-    return np.full(count, factor, np.uint64).cumprod()
+def _cumulated(factors: list[int], count: int) -> U64:
+    powers: U64 = np.repeat(np.array(factors, np.uint64)[:, None], count, axis=1).cumprod(axis=1)
+    return powers
 
 
-def _mixed(ids: U64, salt: np.uint64) -> U64:
-    """splitmix64's finaliser (Steele, Lea, Flood 2014)."""
-    x = ids + salt
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+def _mixed(ids: U64) -> U64:
+    """splitmix64's finaliser (Steele, Lea, Flood 2014), a row per lane."""
+    x: U64 = ids + _SALTED
+    x ^= x >> _30
+    x *= _FIRST
+    x ^= x >> _27
+    x *= _SECOND
+    x ^= x >> _31
     return x
 
 

@@ -167,7 +167,8 @@ class InProcessClient:
             wait = end - self._clock.time()
             if wait <= tolerance(end):
                 break
-            loop = asyncio.get_running_loop()
+            assert self._task is not None
+            loop = self._task.get_loop()
             timer = flight.timer = loop.create_future()
             handle = loop.call_later(wait, _ring, timer)
             await timer
