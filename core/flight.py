@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bien.core.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FlightItem:
     """One row of a plan. `epoch` tells whether the sequence still holds the KV that the row wrote."""
 

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 I32 = NDArray[np.int32]
 
 
+_NONE: I32 = np.empty(0, np.int32)
+
+
 def i32(values: list[int] | None = None) -> I32:
     """A packed int32 array."""
-    return np.asarray(values or [], dtype=np.int32)
+    return np.asarray(values, dtype=np.int32) if values else _NONE
 
 
 @dataclass(slots=True)
