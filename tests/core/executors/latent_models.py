@@ -56,12 +56,12 @@ SHAPE = {
 INDEXER = {"index_n_heads": 24, "index_head_dim": 14, "index_topk": 9}
 
 
-def save(folder: Path, kind: str, **changes: Any) -> Path:
+def save(folder: Path, kind: str, seed: int = 1, **changes: Any) -> Path:
     """A random model of `kind` ("DeepseekV3", ...) as a folder; small weights of norms and biases too."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **changes})
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     made = getattr(transformers, f"{kind}ForCausalLM")(config)
     for name, tensor in (*made.named_parameters(), *made.named_buffers()):
         if "bias" in name:
@@ -88,11 +88,15 @@ def draw(folder: Path, kind: str, **changes: Any) -> Path:
     return folder
 
 
+# Seeds with which no choice of an expert or a position, in the texts of the parity tests, is within ten times
+# the rounding of float32 of going the other way (with others it was within four): where memory lies decides
+# how products are rounded.
 LATENT: dict[str, Callable[[Path], Path]] = {
-    "deepseek-v3": lambda f: save(f, "DeepseekV3", attention_bias=True),
+    "deepseek-v3": lambda f: save(f, "DeepseekV3", seed=6, attention_bias=True),
     "deepseek-v3-plain": lambda f: save(
         f,
         "DeepseekV3",
+        seed=2,
         attention_bias=True,
         q_lora_rank=None,
         rope_interleave=False,
@@ -106,6 +110,7 @@ LATENT: dict[str, Callable[[Path], Path]] = {
     "deepseek-v3.2": lambda f: save(
         f,
         "DeepseekV32",
+        seed=42,
         attention_bias=True,
         mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
         **INDEXER,
@@ -113,6 +118,7 @@ LATENT: dict[str, Callable[[Path], Path]] = {
     "glm-5": lambda f: save(
         f,
         "GlmMoeDsa",
+        seed=2,
         num_hidden_layers=5,
         indexer_types=["full", "shared", "full", "shared", "shared"],
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
