@@ -11,7 +11,10 @@ import typer
 from bien.core.errors import BienError, ResourceError
 
 INTERRUPTED = 130  # as a shell says it
-COMMANDS = ("replay", "simulate", "compare", "report", "serve", "worker", "plugins", "deployment", "model", "validate")
+COMMANDS = (
+    *("replay", "simulate", "compare", "report", "serve", "worker"),
+    *("plugins", "deployment", "model", "validate"),
+)
 
 
 def make_app() -> typer.Typer:

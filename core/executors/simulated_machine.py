@@ -31,8 +31,8 @@ class MachineCost:
 
 
 class MachineLinks(NoData):
-    """`HostLink`: blocks are copied between accelerators and their host at the link's speed, each accelerator its
-    part, all at a time. Attention ranks have different sequences: each is a lane."""
+    """`HostLink`: blocks are copied between accelerators and their host at the link's speed, each
+    accelerator its part, all at a time. Attention ranks have different sequences: each is a lane."""
 
     def __init__(self, groups: Sequence[KVGroup], model: StepModel) -> None:
         layout = model.layout

@@ -231,8 +231,8 @@ def _ring(timer: asyncio.Future[None]) -> None:
 
 
 class _Flight:
-    """`steps` steps of the same rows, under way since `start`. The first takes `seconds`, and so do the others
-    unless `ends` says when each ends, in seconds from `start`."""
+    """`steps` steps of the same rows, under way since `start`. The first takes `seconds`, and so do the
+    others unless `ends` says when each ends, in seconds from `start`."""
 
     __slots__ = ("ends", "result", "seconds", "start", "steps", "timer")
 

@@ -3,7 +3,8 @@
 python -m bien.replay.bench.simulation TRACE [--workers 8] [--concurrency N] [--deployment D] [--rounds 1]
 
 A trace with starting times is played open loop unless --concurrency is given, any other one with 8
-session trees at a time and gaps of at most a minute. TRACE is read inside the measured time. Median of `--rounds`.
+session trees at a time and gaps of at most a minute. TRACE is read inside the measured time. Median of
+`--rounds`.
 """
 
 from __future__ import annotations
