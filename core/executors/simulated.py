@@ -84,9 +84,11 @@ class SimulatedExecutor:
         future.set_result(self.step(handle))
         return future
 
-    def step(self, plan: ExecutorPlan) -> StepResult:
-        """`sample`'s result at once: a future costs as much as all else here."""
-        seconds = self._cost(plan)
+    def step(self, plan: ExecutorPlan, seconds: float | None = None) -> StepResult:
+        """`sample`'s result at once: a future costs as much as all else here. `seconds`: what it takes, if that
+        is known."""
+        if seconds is None:
+            seconds = self._cost(plan)
         tokens = self._tokens(plan) if self._slots else None
         if self._clock is not None:
             self._clock.block(seconds)

@@ -146,16 +146,17 @@ class InProcessClient:
         if plan is None:
             return None
         handle = self._executor.forward(plan)
+        if not self._simulated:
+            return _Flight(start, 0.0, 1, self._executor.sample(handle).result())
+        steps = self.engine.jumpable() if self._jump else 1
+        ends = first = None
+        if steps > 1 and self._growing is not None:
+            costs = self._growing(plan, steps)
+            first, ends = float(costs[0]), np.cumsum(costs)
         if self._step is None:
             result = self._executor.sample(handle).result()
         else:
-            result = self._step(handle)
-        if not self._simulated:
-            return _Flight(start, 0.0, 1, result)
-        steps = self.engine.jumpable() if self._jump else 1
-        ends = None
-        if steps > 1 and self._growing is not None:
-            ends = np.cumsum(self._growing(plan, steps))
+            result = self._step(handle, first)
         return _Flight(start, result.seconds, steps, result, ends)
 
     async def _elapse(self) -> None:
