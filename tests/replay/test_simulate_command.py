@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,15 +11,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from bien.core.deployment import load_deployment
+from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
 from bien.replay.commands.deployment import EXAMPLES
 from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
-from bien.replay.simulation import SimulationPlan
+from bien.replay.simulation import SimulationPlan, with_workers
 from bien.replay.simulation import simulate as simulation
+from bien.replay.summary import print_summary
 from bien.replay.traces import sample_path
 
 MEMORY = "ulimit -v 8000000; exec "
@@ -150,3 +155,27 @@ def test_a_time_beyond_reason_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(trace))
     code, err = simulate("t.json", cwd=tmp_path)
     assert code == 2 and "`$.requests[1].t`" in err, err
+
+
+def test_workers_are_those_of_the_only_pool() -> None:
+    deployment = load_deployment("simulated", [EXAMPLES])
+    assert with_workers(deployment, 3).pool[0].count == 3
+    two = msgspec.structs.replace(
+        deployment, pool=(*deployment.pool, msgspec.structs.replace(deployment.pool[0], name="b"))
+    )
+    with pytest.raises(UserError, match="--workers is the count of the only pool; .* 'main', 'b'"):
+        with_workers(two, 3)
+    with pytest.raises(DeploymentError, match="pool"):
+        with_workers(deployment, 0)
+
+
+def test_costs_come_first_and_throughput_is_per_accelerator() -> None:
+    deployment = with_workers(load_deployment("kimi-k3-b300", [EXAMPLES]), 2)
+    result = simulation(SimulationPlan((), ReplayOptions(), deployment), PluginManager.load()).result
+    (costs,) = result.costs
+    assert (costs.provenance, costs.machine, costs.accelerators) == ("roofline, uncalibrated", "B300 SXM", 8)
+    assert result.throughput.per_accelerator.output == pytest.approx((result.throughput.output or 0) / 16)
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_summary(result, console)
+    first = console.export_text().strip().splitlines()[0]
+    assert re.fullmatch(r"costs\s+roofline, uncalibrated: 8 x B300 SXM \(tensor 8, expert 8; .*\)\s*", first)
