@@ -51,6 +51,7 @@ class Fields:
 
     def either(self, *names: str) -> int:
         """A size under the first of these names that the config has: transformers renames fields."""
+        self.aside(*names)
         found = next((n for n in names if self.config.get(n) is not None), None)
         if found is None:
             listed = " and ".join(map(repr, names))

@@ -29,6 +29,7 @@ class GptOssReader:
         hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
         count = fields.either("num_local_experts", "num_experts")
         used = fields.size("num_experts_per_tok", count)
+        fields.only("experts_per_token", used)
         alpha = ALPHA if config.get("swiglu_alpha") is None else fields.positive("swiglu_alpha")
 
         def feed_forwards(layer: int, prefix: str) -> list[Weight]:

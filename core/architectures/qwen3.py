@@ -35,6 +35,8 @@ class Qwen3MoeReader:
         hidden, step = fields.size("hidden_size"), fields.size("decoder_sparse_step")
         count = fields.either("num_experts", "num_local_experts")
         used = fields.size("num_experts_per_tok", count)
+        fields.only("qkv_bias", False)
+        fields.only("shared_expert_intermediate_size", 0)
         inner = fields.size("moe_intermediate_size")
         fields.need("norm_topk_prob", bool)
         layers = fields.layers()

@@ -160,6 +160,19 @@ def test_fields_that_nothing_reads_are_listed(tmp_path: Path) -> None:
     assert read(tmp_path, fields).unread == listed
 
 
+def test_spellings_that_say_it_twice_are_known(tmp_path: Path) -> None:
+    twice = config("gpt-oss-120b") | {"experts_per_token": 4, "num_experts": 128}
+    assert read(tmp_path, twice).unread == ()
+    with pytest.raises(ModelError, match="experts_per_token = 5 is not supported; valid: 4"):
+        read(tmp_path, twice | {"experts_per_token": 5})
+    flags = {"qkv_bias": False, "shared_expert_intermediate_size": 0, "sliding_window": None}
+    assert read(tmp_path, config("qwen3-coder-480b") | flags).unread == ()
+    with pytest.raises(ModelError, match="shared_expert_intermediate_size = 64"):
+        read(tmp_path, config("qwen3-coder-480b") | {"shared_expert_intermediate_size": 64})
+    both = config("kimi-linear-48b") | {"model_max_length": 4096, "max_position_embeddings": 4096}
+    assert read(tmp_path, both).unread == ()
+
+
 def test_loading_lists_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from bien.core.providers import Context
     from bien.core.testing.toy import write_toy
