@@ -49,7 +49,8 @@ def result(manager: PluginManager) -> Result:
 
 
 def test_a_simulated_ladder_of_the_sample(tmp_path: Path) -> None:
-    done = bien("simulate", "--ladder", "4,1", "--time-scale", "0", "--json", "r.json", cwd=tmp_path)
+    options = ("--deployment", "laptop", "--time-scale", "0", "--json", "r.json")
+    done = bien("simulate", "--ladder", "4,1", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ladder = read(tmp_path)
     assert (ladder.schema, ladder.kind, ladder.workers) == ("bien.ladder/1", "simulated", 2)
