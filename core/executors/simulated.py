@@ -85,8 +85,8 @@ class SimulatedExecutor:
         return future
 
     def step(self, plan: ExecutorPlan, seconds: float | None = None) -> StepResult:
-        """`sample`'s result at once: a future costs as much as all else here. `seconds`: what it takes, if that
-        is known."""
+        """`sample`'s result at once: a future costs as much as all else here. `seconds`: what it takes,
+        where that is known."""
         if seconds is None:
             seconds = self._cost(plan)
         tokens = self._tokens(plan) if self._slots else None
