@@ -133,6 +133,13 @@ class PlansNothingPending(Plain):
         return super().item(view, s, left) or PlanItem(s, 1)
 
 
+class PlansItemsOfNothing(Plain):
+    """They are as good as none: who plans nothing else stands still."""
+
+    def item(self, view: SchedulerView, s: Sequence, left: int) -> PlanItem | None:
+        return PlanItem(s, 0)
+
+
 class PlansWithoutReserve(Plain):
     def reserve(self, view: SchedulerView, s: Sequence, item: PlanItem) -> bool:
         return True
@@ -279,6 +286,7 @@ def test_a_correct_scheduler_passes(budget: int):
         (KeepsWhatEnded, "are still referred to"),
         (ExceedsPending, "its pending"),
         (PlansNothingPending, "valid: 1..0"),
+        (PlansItemsOfNothing, "stalls"),
         (PlansWithoutReserve, "without reserving"),
         (ForgetsDraftsInReserve, "without reserving"),
         (PlansUnadmitted, "which is WAITING: not RUNNING"),
