@@ -17,7 +17,7 @@ from bien.core.worker.published import (
     read_snapshot,
 )
 from bien.core.worker.redis_link import ask, check_redis_url, explained, masked, redis_client, redis_trouble
-from bien.gateway.index import DurableIndex, IndexHealth, KVIndex
+from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, TieredIndex
 from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target, cached_tokens
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Router",
     "Snapshot",
     "Target",
+    "TieredIndex",
     "WorkerInfo",
     "WorkerStats",
     "ask",

@@ -29,7 +29,7 @@ from bien.gateway.chain import PromptChains
 from bien.gateway.checks import check_fits, check_parameters, context_limit
 from bien.gateway.faults import FAULTS
 from bien.gateway.feed import IndexFeed
-from bien.gateway.index import KVIndex
+from bien.gateway.index import KVIndex, TieredIndex
 from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
 from bien.gateway.roster import Member
@@ -65,6 +65,7 @@ class Gateway:
         self._admission = Admission(spec.max_inflight, clock)
         self._router = router
         self._index = index
+        self._tiered = index if isinstance(index, TieredIndex) else None
         self._feed = IndexFeed(index, clock, self.totals)
         self._secret = spec.secret
         self._chains: PromptChains | None = None  # made with the first worker, which says the block size
@@ -291,6 +292,10 @@ class Gateway:
         try:
             overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], places)
             targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
+            if self._tiered is not None and any(len(m.info.tiers) > 1 for m in members):
+                loadable = self._tiered.loadable(route.hashes[: whole * HASH_BYTES], places)
+                for target, blocks in zip(targets, loadable, strict=True):
+                    target.loadable = blocks * target.info.block_tokens
             decision = self._router.choose(route, targets)
         except FAULTS as error:
             raise PluginFault(f"index or router failed: {error!r}") from error

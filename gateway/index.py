@@ -41,6 +41,16 @@ class KVIndex(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class TieredIndex(KVIndex, Protocol):
+    """An index that tells the device's blocks from those of slower tiers."""
+
+    def loadable(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
+        """Per target, blocks beyond `overlaps` up to which each one lies in some tier there, over all KV
+        groups: what a load spares computing."""
+        ...
+
+
 class IndexHealth(msgspec.Struct, frozen=True):
     """Of what stands behind an index. "away": it cannot be reached, serving goes on from the mirror."""
 

@@ -20,6 +20,7 @@ class Target:
     inflight: int  # requests of this gateway placed there and not ended
     inflight_tokens: int  # their prompt tokens predicted to need computing, not yet reported as started
     overlap: int  # tokens of this request's prompt that the index says are usable there
+    loadable: int = 0  # further tokens, right behind the overlap, that it can load from a slower tier
 
 
 @dataclass(slots=True)
