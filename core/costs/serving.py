@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bien.core.costs.layout import Layout
-from bien.core.costs.step import StepModel
+from bien.core.costs.step import ROOFLINE, StepModel
 
 Array = NDArray[np.float64]
 CHUNK = 8192  # tokens of one prefill step: the budget that engines ship with
@@ -108,7 +108,8 @@ def apart(prefilling: StepModel, p: int, decoding: StepModel, d: int, load: Load
 def decode_step(model: StepModel, rows: int, load: Load) -> Array:
     """Terms of a step of `rows` sequences, half of their answers written."""
     starts = np.full(rows, load.isl + load.osl // 2)
-    return model.terms(starts, np.ones(rows, dtype=np.int64), rows).vector()
+    vector: Array = ROOFLINE * model.terms(starts, np.ones(rows, dtype=np.int64), rows).vector()
+    return vector
 
 
 def prefill_step(model: StepModel, load: Load) -> Array:
@@ -130,7 +131,8 @@ def flow(model: StepModel, load: Load) -> Array:
 
 def _prompts(model: StepModel, count: int, start: int, tokens: int) -> Array:
     whole = np.ones(count, dtype=np.int64)
-    return model.terms(start * whole, tokens * whole, count).vector()
+    vector: Array = ROOFLINE * model.terms(start * whole, tokens * whole, count).vector()
+    return vector
 
 
 def _room(model: StepModel, load: Load) -> int:

@@ -34,21 +34,31 @@ RESERVED = 0.08  # of the memory: activations, buffers, the runtime
 
 @dataclass(slots=True)
 class Terms:
-    """Seconds of one step by cause. Their sum is the step, each times the calibration's factor."""
+    """Seconds of one step by cause. Their sum, but for the last four, is the step; a calibration gives each
+    of them a factor. The last four say once more what the first say with the longer of two: engines do not
+    overlap reading and computing as a roofline does, and a calibration may take of them what it finds."""
 
-    products: float = 0.0  # weights of layers: read or multiplied
+    products: float = 0.0  # weights of layers: read or multiplied, whichever is longer
     experts: float = 0.0  # routed ones
     head: float = 0.0
-    attention: float = 0.0
+    attention: float = 0.0  # the cache read or operations, whichever is longer
     messages: float = 0.0
     launches: float = 0.0
-    host: float = 0.0
+    host: float = 0.0  # of a step
+    rows: float = 0.0  # of the host, for its sequences
+    weights_read: float = 0.0
+    weights_computed: float = 0.0
+    cache_read: float = 0.0
+    cache_computed: float = 0.0
 
     def vector(self) -> Array:
         return np.array([getattr(self, f.name) for f in fields(self)])
 
 
 TERMS = tuple(f.name for f in fields(Terms))
+ROOFLINE = np.array([float(i < 8) for i in range(len(TERMS))])
+"""Factors of the terms without a calibration."""
+_ATTENTION, _READ, _COMPUTED = (TERMS.index(t) for t in ("attention", "cache_read", "cache_computed"))
 
 
 class StepModel:
@@ -60,12 +70,14 @@ class StepModel:
         formats: Formats | None = None,
         factors: Mapping[str, float] | None = None,
     ) -> None:
-        """`factors`: by the names of `Terms`, from a calibration."""
+        """`factors`: by the names of `Terms`, from a calibration; those that it does not name are a roofline's."""
         self.a, self.machine = a, machine
         self.layout, self.formats = layout or Layout(), formats or Formats()
         self.layout.check(a)
         self.formats.check()
-        self._factors = np.array([(factors or {}).get(name, 1.0) for name in TERMS])
+        self._factors = np.array(
+            [(factors or {}).get(n, plain) for n, plain in zip(TERMS, ROOFLINE, strict=True)]
+        )
         e = machine.efficiency
         self._bandwidth = machine.memory_gb_per_s * 1e9 * e.memory
         self._computing = e.compute
@@ -99,12 +111,19 @@ class StepModel:
     def terms(self, starts: Array, counts: Array, samples: int) -> Terms:
         """What the step is made of, before any factor."""
         same, share = self._by_counts(int(counts.sum()), len(counts), samples, self._largest(counts))
-        attention = self._attention(starts, counts) / self.layout.data
+        computed, read = self._attention(starts, counts) / self.layout.data
         if self.layout.data > 1 and len(counts):  # no sequence is spread over attention ranks
             ends = starts + counts
             most = int(np.argmax(counts * (ends + 1.0)))
-            attention = max(attention, self._attention(starts[most : most + 1], counts[most : most + 1]))
-        return replace(same, attention=share * attention)
+            computed, read = np.maximum(
+                (computed, read), self._attention(starts[most : most + 1], counts[most : most + 1])
+            )
+        return replace(
+            same,
+            attention=share * float(max(computed, read)),
+            cache_read=share * float(read),
+            cache_computed=share * float(computed),
+        )
 
     def growing(self, starts: Array, samples: int, steps: int) -> Array:
         """`seconds` of `steps` steps that follow each other, in each of which every sequence computes one
@@ -112,23 +131,26 @@ class StepModel:
         rows = len(starts)
         terms, share = self._by_counts(rows, rows, samples, 1)
         same = float(terms.vector() @ self._factors)
-        share *= float(self._factors[TERMS.index("attention")])
-        attention = self._growing(starts + 1, steps) / self.layout.data
+        both = self._growing(starts + 1, steps) / self.layout.data
         if self.layout.data > 1 and rows:
             longest = int(np.argmax(starts))
-            attention = np.maximum(attention, self._growing(starts[longest : longest + 1] + 1, steps))
-        out: Array = same + share * attention
+            both = np.maximum(both, self._growing(starts[longest : longest + 1] + 1, steps))
+        f, (computed, read) = self._factors, both
+        varying = f[_ATTENTION] * np.maximum(computed, read)
+        if f[_READ] or f[_COMPUTED]:
+            varying = varying + f[_READ] * read + f[_COMPUTED] * computed
+        out: Array = same + share * varying
         return out
 
     def _growing(self, ends: Array, steps: int) -> Array:
+        """[2, steps]: seconds to compute, to read."""
         operations = sum(
             layers * (c.constant * len(ends) + c.per_position * _grown(ends, c.cap, steps))
             for c, layers in self._attentions
         )
         reading = sum(h.per_token * _grown(ends, h.cap, steps) + h.constant * len(ends) for h in self._groups)
         rate = self.machine.compute("bf16") * self._computing * self.layout.tensor * self.layout.pipeline
-        out: Array = np.maximum(operations / rate, reading / self._bandwidth)
-        return out
+        return np.stack([operations / rate, reading / self._bandwidth])
 
     def _largest(self, counts: Array) -> int:
         apart = self.layout.data > 1 or self.layout.pipeline > 1
@@ -159,13 +181,21 @@ class StepModel:
         sampled = math.ceil(samples / layout.data)
         per_stage = (parts + layout.pipeline - 1) / layout.pipeline
         launched = self.a.layers * machine.kernels_per_layer
+        dense = [(p, n, own) for p, n in self._layers.items()]
+        dense += [(p, n, sampled) for p, n in self._head.items() if sampled]
+        read = sum(n * p.bytes for p, n, _ in dense) / self._bandwidth / layout.tensor
+        computed = sum(n * 2 * p.size * t / self._rates[p.kind] for p, n, t in dense) / layout.tensor
+        apart = self._routing(tokens)
         return Terms(
             products=per_stage * sum(n * self._time(p, own, layout.tensor) for p, n in self._layers.items()),
-            experts=per_stage * self._experts(tokens),
+            experts=per_stage * sum(max(r, c) for r, c in apart),
             head=sum(n * self._time(p, sampled, layout.tensor) for p, n in self._head.items()),
             messages=per_stage * self._messages(own) + self._hops(own),
             launches=per_stage * launched * machine.kernel_us * 1e-6,
-            host=(machine.host_us + machine.host_us_per_row * rows) * 1e-6,
+            host=machine.host_us * 1e-6,
+            rows=machine.host_us_per_row * rows * 1e-6,
+            weights_read=per_stage * (read + sum(r for r, _ in apart)),
+            weights_computed=per_stage * (computed + sum(c for _, c in apart)),
         )
 
     def weight_bytes(self) -> float:
@@ -196,8 +226,9 @@ class StepModel:
         computing = 2 * p.size * tokens / self._rates[p.kind]
         return max(computing, p.bytes / self._bandwidth) / ways
 
-    def _experts(self, tokens: int) -> float:
-        seconds, layout = 0.0, self.layout
+    def _routing(self, tokens: int) -> list[tuple[float, float]]:
+        """Of each kind of routed weights: seconds to read, to compute."""
+        out, layout = [], self.layout
         for p, n in self._routed.items():
             # Chance that some token wants an expert, and how far the fullest device is above the mean.
             share = p.used / p.copies
@@ -208,10 +239,11 @@ class StepModel:
             )
             ways = layout.expert * layout.cut
             reading = p.bytes * p.copies * touched / ways / self._bandwidth
-            seconds += n * max(reading, 2 * p.size * pairs * excess / layout.cut / self._rates[p.kind])
-        return seconds
+            out.append((n * reading, n * 2 * p.size * pairs * excess / layout.cut / self._rates[p.kind]))
+        return out
 
-    def _attention(self, starts: Array, counts: Array) -> float:
+    def _attention(self, starts: Array, counts: Array) -> Array:
+        """Seconds to compute, to read."""
         # Positions that a row's tokens look at, in the middle of the row.
         ends = starts + counts
         middle = starts + (counts + 1) / 2
@@ -223,7 +255,7 @@ class StepModel:
         rate = self.machine.compute("bf16") * self._computing
         computing = operations / (self.layout.tensor * self.layout.pipeline) / rate
         reading = sum(h.bytes_read(ends) for h in self._groups) / self._bandwidth
-        return max(computing, reading)
+        return np.array([computing, reading])
 
     def _messages(self, tokens: int) -> float:
         layout, a = self.layout, self.a
