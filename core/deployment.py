@@ -54,6 +54,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshots: int = 64  # blocks of each STATE group beyond one per slot
     snapshot_tokens: int = 0  # states of prompts are kept each so many tokens too; 0: at ends of turns only
     slots: int = 16  # sequences with KV at a time
+    step_log: str = ""  # a folder: each worker writes there what its steps computed and how long they took
     scheduler: Selection = Selection("fcfs")
     parallel: Selection = Selection("single")
     quantizer: Selection = Selection("none")

@@ -70,7 +70,7 @@ class StepModel:
         formats: Formats | None = None,
         factors: Mapping[str, float] | None = None,
     ) -> None:
-        """`factors`: by the names of `Terms`, from a calibration; those that it does not name are a roofline's."""
+        """`factors`: by the names of `Terms`, from a calibration; others are a roofline's."""
         self.a, self.machine = a, machine
         self.layout, self.formats = layout or Layout(), formats or Formats()
         self.layout.check(a)

@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from bien.core.plan import ExecutorPlan, StepResult
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import WorkerStats
+from bien.core.worker.step_log import StepLog
 
 LOAD_POLL = 0.001  # seconds between looks at transfers that run
 STALL_POLL = 0.02  # the same while the scheduler has sequences and plans none of them
@@ -50,13 +52,21 @@ class EngineThread:
     """Drives an engine. The public methods may be called from any thread and return at once."""
 
     def __init__(
-        self, engine: Engine, executor: Executor, listener: EngineListener, *, depth: int = 2
+        self,
+        engine: Engine,
+        executor: Executor,
+        listener: EngineListener,
+        *,
+        depth: int = 2,
+        steps: StepLog | None = None,
     ) -> None:
-        """`depth`: steps in flight at most; beyond one only while the executor has not finished."""
+        """`depth`: steps in flight at most; beyond one only while the executor has not finished. `steps`:
+        closed by this thread's end."""
         self._engine = engine
         self._executor = executor
         self._listener = listener
         self._depth = depth
+        self._steps = steps
         self._check = os.environ.get("BIEN_CHECK") == "1"
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self._flight: deque[tuple[int, Future[StepResult]]] = deque()  # oldest first
@@ -110,11 +120,18 @@ class EngineThread:
 
     def _turn(self) -> None:
         self._drain()
+        steps, began = self._steps, time.monotonic()
         while self._hungry() and (plan := self._engine.begin()) is not None:
+            if steps is not None:
+                steps.began(began, plan)
             self._flight.append((plan.step, self._issue(plan)))
+            began = time.monotonic()
         self._stalled = not self._flight
         if self._flight:
-            self._emit(self._commit(*self._flight.popleft()), step=True)
+            step, future = self._flight.popleft()
+            self._emit(self._commit(step, future), step=True)
+            if steps is not None:
+                steps.ended(time.monotonic(), step)
         else:
             self._emit(self._engine.flush())
 
@@ -141,6 +158,8 @@ class EngineThread:
             raise
         except Exception as error:
             log.error("step %d failed; its requests end with an error", step, exc_info=error)
+            if self._steps is not None:
+                self._steps.failed(step)
             return self._engine.fail(step, error)
         return self._engine.finish(result)
 
@@ -193,4 +212,6 @@ class EngineThread:
         try:
             self._engine.close()
         finally:
+            if self._steps is not None:
+                self._steps.close()
             self._executor.close()

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,7 @@ from bien.core.errors import BienError, PluginError, ResourceError
 from bien.core.worker.loop import EngineThread
 from bien.core.worker.server import PUBLISHER, Server
 from bien.core.worker.start import Failed, Progress, Ready, WorkerStart, line
+from bien.core.worker.step_log import StepLog
 
 if TYPE_CHECKING:
     from bien.core.build import BuiltWorker
@@ -95,7 +97,8 @@ async def _serve(
     on_loss: Callable[[Callable[[str], None]], None],
 ) -> int:
     server = Server(built.info, start.token)
-    server.engine = EngineThread(built.engine, built.executor, server, depth=built.depth)
+    steps = StepLog(Path(start.pool.step_log) / f"{start.id}.jsonl") if start.pool.step_log else None
+    server.engine = EngineThread(built.engine, built.executor, server, depth=built.depth, steps=steps)
     host, port = await server.listen(start.host, start.port)
     if start.publication is not None:
         from bien.core.worker.publisher import Publisher

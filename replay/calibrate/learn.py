@@ -1,0 +1,117 @@
+"""From observations to a calibration: which places are fitted to, what the others say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bien.core.costs.calibrate import Kernel, Places, choose
+from bien.core.costs.factors import CalibrationFile, Range, Residuals
+from bien.core.costs.fit import FEWEST, Fit, fit
+from bien.core.costs.observed import Observed
+from bien.core.costs.step import StepModel
+from bien.core.errors import UserError
+
+Array = NDArray[np.float64]
+FITTED = 48  # places, at most
+FOLDS = 5
+LEAST_DEVIATION = 0.01  # no machine repeats itself better
+_DESIGN = Kernel(constant=1.0, smooth=0.3, slopes=(0.3, 0.3, 0.3), noise=0.05)
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A place: what was measured and what the fit says."""
+
+    place: str
+    measured: float  # seconds
+    predicted: float
+    repeats: int
+    fitted: bool  # to it
+
+
+class Learnt(msgspec.Struct, frozen=True):
+    calibration: CalibrationFile
+    compared: list[Compared]
+
+
+def learn(model: StepModel, observed: Sequence[Observed], engine: str, most: int = FITTED) -> Learnt:
+    """Fits to at most `most` places, two thirds of those there are, chosen by where they lie and not by what
+    was measured there; errors are those of the rest. Observations of requests without steps (their way)
+    are all fitted to. UserError: they say too little."""
+    steps = [o for o in observed if o.steps]
+    if len(steps) < FEWEST + 4:
+        raise UserError(
+            f"steps at {len(steps)} places were recorded; valid: {FEWEST + 4} places or more, some of which "
+            "are kept to test on",
+            field="calibrate",
+        )
+    ways = [o for o in observed if not o.steps]
+    places = Places(np.array([_features(o) for o in steps]), [""] * len(steps))
+    chosen = set(choose(_DESIGN, places, min(most, len(steps) * 2 // 3)))
+    inside = [o for i, o in enumerate(steps) if i in chosen]
+    rest = [o for i, o in enumerate(steps) if i not in chosen]
+    found = fit(model, [*inside, *ways])
+    layout: dict[str, Any] = msgspec.structs.asdict(model.layout)
+    calibration = CalibrationFile(
+        factors=found.factors,
+        request_seconds=found.request_seconds,
+        token_seconds=found.token_seconds,
+        deviation=_deviation(model, steps, ways),
+        ranges=_ranges(inside),
+        engine=engine,
+        model=model.a.model,
+        machine=model.machine.name,
+        layout=layout,
+        formats=msgspec.structs.asdict(model.formats),
+        fitted=residuals(model, found, inside),
+        held_out=residuals(model, found, rest),
+    )
+    compared = [
+        Compared(o.place, o.seconds, found.seconds(model, o), o.repeats, i in chosen)
+        for i, o in enumerate(steps)
+    ]
+    return Learnt(calibration, compared)
+
+
+def residuals(model: StepModel, found: Fit, observed: Sequence[Observed]) -> Residuals:
+    predicted = np.array([found.seconds(model, o) for o in observed])
+    measured = np.array([o.seconds for o in observed])
+    repeats = np.array([o.repeats for o in observed])
+    off = np.abs(predicted / measured - 1)
+    total = float((predicted * repeats).sum() / (measured * repeats).sum() - 1)
+    return Residuals(len(observed), float(np.median(off)), float(np.quantile(off, 0.9)), total)
+
+
+def _deviation(model: StepModel, steps: Sequence[Observed], ways: Sequence[Observed]) -> float:
+    """What a sum of many steps is off by: each fifth of the places, predicted by the others."""
+    order = np.random.default_rng(0).permutation(len(steps))
+    totals = []
+    for fold in range(FOLDS):
+        left = set(order[fold::FOLDS].tolist())
+        kept = [o for i, o in enumerate(steps) if i not in left]
+        if len({o.place for o in kept}) < FEWEST:
+            continue
+        found = fit(model, [*kept, *ways])
+        totals.append(np.log1p(residuals(model, found, [steps[i] for i in left]).total))
+    return max(LEAST_DEVIATION, float(np.sqrt(np.mean(np.square(totals)))) if totals else 0.0)
+
+
+def _ranges(observed: Sequence[Observed]) -> dict[str, Range]:
+    steps = [s for o in observed for s in o.steps]
+    values = {
+        "tokens": [float(s.tokens) for s in steps],
+        "sequences": [float(s.rows) for s in steps],
+        "positions": [s.looked_at / s.tokens for s in steps],
+    }
+    return {name: Range(min(v), max(v)) for name, v in values.items()}
+
+
+def _features(o: Observed) -> tuple[float, float, float]:
+    tokens = float(np.mean([s.tokens for s in o.steps]))
+    rows = float(np.mean([s.rows for s in o.steps]))
+    seen = float(np.mean([s.looked_at / s.tokens for s in o.steps]))
+    return tuple(np.log2((tokens, rows, seen)) / 2)  # type: ignore[return-value]

@@ -1,0 +1,75 @@
+"""Probes: sessions that make an engine take steps of all sizes, a few of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from bien.core.errors import UserError
+from bien.core.request import BlockRuns
+from bien.traces.model import Session, Stream, Turn
+
+ANSWER = 12  # tokens: decode steps of a batch before its first sequence ends
+TURNS = 3
+SHORTEST = 32  # tokens of a first prompt
+APART = 1 << 24  # virtual ids between sessions
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """So many sessions at a time, whose first prompts have about so many tokens."""
+
+    sessions: int
+    prompt: int
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """What probes may ask of an engine."""
+
+    sessions: int  # at a time
+    context: int  # tokens of one session
+    cache: int  # tokens of all sessions of a batch
+    tokens: int  # prompt tokens of all batches together, about
+
+
+def batches(reach: Reach) -> list[Batch]:
+    """Powers of two of sessions, prompts four times as long each time, the longest first of all where they
+    would exceed `reach.tokens`: dearer ones go. UserError: the engine holds too little for any."""
+    longest = min(reach.context - TURNS * (ANSWER + SHORTEST), reach.cache)
+    if longest < SHORTEST:
+        raise UserError(
+            f"an engine with room for {max(0, reach.context)} tokens of a session and {reach.cache} of all "
+            f"is too small to calibrate; valid: {SHORTEST + TURNS * (ANSWER + SHORTEST)} tokens or more"
+        )
+    rows = sorted({*(2**i for i in range(int(math.log2(reach.sessions)) + 1)), reach.sessions})
+    lengths = [SHORTEST]
+    while lengths[-1] < longest:
+        lengths.append(min(longest, 4 * lengths[-1]))
+    room = reach.cache - reach.sessions * TURNS * (ANSWER + SHORTEST)
+    found = [Batch(n, c) for n in rows for c in lengths if n == 1 or n * c <= room]
+    # Each size costs; of what exceeds the budget the dearest goes, but one of each extreme stays.
+    while sum(_cost(b) for b in found) > reach.tokens:
+        spare = [b for b in found if b.sessions > 1 and b.prompt > SHORTEST]
+        if not spare:
+            break
+        found.remove(max(spare, key=_cost))
+    return found
+
+
+def sessions(batch: Batch, seed: int) -> Iterator[Session]:
+    """Sessions of three turns: a prompt that nobody else has, then more on top of it (a short addition over
+    a long context, as agents' tool results are)."""
+    for i in range(batch.sessions):
+        # Lengths differ, so that sequences start and end one after the other and steps mix.
+        first = max(1, round(batch.prompt * (0.7 + 0.6 * ((0.618 * (i + seed)) % 1)))) if i else batch.prompt
+        name = f"probe-{seed}-{batch.sessions}x{batch.prompt}-{i}"
+        turns, at = [], first
+        for n in range(TURNS):
+            turns.append(Turn(input=BlockRuns.of([(0, at)]), output=BlockRuns.of([(at, ANSWER + i % 5)])))
+            at += ANSWER + i % 5 + max(4, (SHORTEST, batch.prompt // 4)[n % 2])
+        yield Session(name, [Stream(0, turns)], scope=name)
+
+
+def _cost(batch: Batch) -> int:
+    return batch.sessions * (batch.prompt + TURNS * ANSWER)
