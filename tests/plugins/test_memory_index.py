@@ -14,7 +14,10 @@ from bien.core.providers import Context
 from bien.core.worker.messages import WorkerInfo
 from bien.gateway.index import KVIndex
 from bien.gateway.testing.index import HandClock, IndexSuite, Teller, make_chain
-from bien.plugins.indexes._mirror.groups import Chain, Everywhere
+from bien.plugins.indexes._mirror.chain import Chain
+from bien.plugins.indexes._mirror.engine import Engine
+from bien.plugins.indexes._mirror.groups import Everywhere
+from bien.plugins.indexes._mirror.runs import Runs
 from bien.plugins.indexes.memory import MemoryIndex, bien_providers
 
 
@@ -104,8 +107,8 @@ def test_holes_switch_bisection_off_until_they_close() -> None:
     assert index.overlaps(key, [("w", 0)]) == [5]
     feed.tell(stored(blocks[5:6], blocks[4]))
     assert index.overlaps(key, [("w", 0)]) == [32]
-    engine = index._engines["w", 0]
-    assert engine.whole[0].orphans == 0
+    whole = index._engines["w", 0].whole[0]
+    assert isinstance(whole, Everywhere) and whole.orphans == 0
     feed.tell(removed([make_chain("other", 1)[0], blocks[31]]))  # an unknown block spoils no removal
     assert index.overlaps(key, [("w", 0)]) == [31]
     feed.tell(KVEvent("cleared"))
@@ -131,7 +134,8 @@ def test_a_block_is_there_while_any_tier_holds_it() -> None:
     feed.tell(stored(blocks[:1], tier="host"))
     assert index.overlaps(key, [("w", 0)]) == [4]
     feed.tell(stored(blocks))
-    assert index._engines["w", 0].whole[0].orphans == 0
+    whole = index._engines["w", 0].whole[0]
+    assert isinstance(whole, Everywhere) and whole.orphans == 0
 
 
 def test_predictions_end_by_time_or_by_event() -> None:
@@ -194,6 +198,8 @@ def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObjec
         assert index.overlaps(b"".join(blocks), [("w", 0)]) == [expected]
     for engine in index._engines.values():
         for whole in engine.whole:
+            if isinstance(whole, Runs):
+                continue
             parents = whole.parents
             assert whole.orphans == sum(bool(p) and p not in parents for p in parents.values())
 
@@ -238,3 +244,68 @@ def test_runs_of_blocks_count_as_their_blocks(seed: int) -> None:
         chain = path(rng.randint(1, 39))
         depth = next((i for i, block in enumerate(chain) if block not in there), len(chain))
         assert group.last(Chain(b"".join(chain)), len(chain)) == depth
+
+
+class Tree:
+    """A tree of named blocks, of which a part is present, closed upwards."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.parents = {0: -1}
+        self.present: set[int] = set()
+        for k in range(1, 60):  # mostly of long runs
+            self.parents[k] = k - 1 if rng.random() < 0.8 else rng.randrange(k)
+
+    def path(self, k: int) -> list[int]:
+        out: list[int] = []
+        while k > 0:
+            out.insert(0, k)
+            k = self.parents[k]
+        return out
+
+    def name(self, k: int) -> bytes:
+        return b"%016d" % k if k > 0 else b""
+
+    def grown(self) -> KVEvent:
+        """A path appears, told from any block on above which all is there."""
+        way = self.path(self.rng.randrange(1, 60))
+        first = self.rng.randint(0, sum(k in self.present for k in way[:-1]))
+        self.present.update(way)
+        return stored([self.name(k) for k in way[first:]], self.name(self.parents[way[first]]))
+
+    def cut(self) -> KVEvent | None:
+        """The end of a path disappears, no further up than something else hangs on."""
+        ends = sorted(k for k in self.present if not any(self.parents[c] == k for c in self.present))
+        gone: list[int] = []
+        for k in reversed(self.path(self.rng.choice(ends)) if ends else []):
+            if gone and (self.rng.random() < 0.2 or sum(self.parents[c] == k for c in self.present) > 1):
+                break
+            gone.insert(0, k)
+        self.present.difference_update(gone)
+        return removed([self.name(k) for k in gone]) if gone else None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_tree_of_runs_holds_what_its_events_say(seed: int) -> None:
+    """Runs that grow and lose their ends stay runs; anything else is kept block by block from then on."""
+    rng = random.Random(seed)
+    tree, engine = Tree(rng), Engine(info())
+    odd = rng.randrange(60) if seed % 2 else 60
+    for step in range(60):
+        event = tree.grown() if rng.random() < 0.5 else tree.cut()
+        if step == odd:
+            lost = rng.choice(sorted(tree.present) or [1])
+            tree.present.discard(lost)
+            engine.feed([event] if event else [])
+            event = removed([tree.name(lost)])
+        engine.feed([event] if event else [])
+        for k in range(1, 60):
+            way = tree.path(k)
+            key = b"".join(map(tree.name, way))
+            depth = next((i for i, block in enumerate(way) if block not in tree.present), len(way))
+            assert engine.usable(Chain(key)) == depth
+            assert engine.whole[0].holds(key) == (k in tree.present)
+        if step >= odd:
+            break  # with a hole the tree is none
+    if odd == 60:
+        assert isinstance(engine.whole[0], Runs)

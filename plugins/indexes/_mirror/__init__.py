@@ -1,7 +1,8 @@
 """`Mirror`: every worker's cached blocks in this process, fed by their events; what indexes have in common.
 
 Per engine (worker, dp_rank) and KV group it keeps the block hashes that some tier holds. Groups of
-every position (full attention and its like) are prefix-closed, so their depth in a chain is found by
+every position (full attention and its like) are prefix-closed: a tree of runs, as long as events keep to
+that. From the first one that does not they are kept block by block, and their depth in a chain is found by
 bisection; closure is verified, not assumed: blocks whose parent is absent are counted, and while there
 are any, the chain is walked instead. For groups of a window or a state it asks for the longest position
 at which each of them holds, as the engine's own pools do.
@@ -13,8 +14,8 @@ from typing import NamedTuple
 
 from bien.core.api import Clock, EventBatch, KVEvent
 from bien.gateway.api import WorkerInfo
+from bien.plugins.indexes._mirror.chain import Chain
 from bien.plugins.indexes._mirror.engine import Engine, Prediction
-from bien.plugins.indexes._mirror.groups import Chain
 
 MAX_PREDICTIONS = 1024  # per engine; the oldest go first
 

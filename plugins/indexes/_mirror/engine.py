@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from bien.core.api import HASH_BYTES, GroupKind, KVEvent
 from bien.gateway.api import WorkerInfo
-from bien.plugins.indexes._mirror.groups import Chain, Everywhere, Somewhere
+from bien.plugins.indexes._mirror.chain import Chain
+from bien.plugins.indexes._mirror.groups import Everywhere, Somewhere
+from bien.plugins.indexes._mirror.runs import Runs
 
 
 class Prediction:
@@ -44,7 +46,7 @@ class Engine:
 
     def clear(self) -> None:
         info = self._info
-        self.groups: list[Everywhere | Somewhere] = []
+        self.groups: list[Runs | Everywhere | Somewhere] = []
         self._every: list[int] = []  # of the state groups: blocks between snapshots, 0 = at the end only
         for kind, window, every in zip(
             info.group_kinds, info.group_windows, info.snapshot_tokens, strict=True
@@ -55,22 +57,37 @@ class Engine:
             elif kind == GroupKind.WINDOW.value and window:
                 self.groups.append(Somewhere(-(-window // info.block_tokens)))
             else:
-                self.groups.append(Everywhere())
-        self.whole = [g for g in self.groups if isinstance(g, Everywhere)]
+                self.groups.append(Runs())
+        self._sort()
+
+    def _sort(self) -> None:
+        self.whole = [g for g in self.groups if not isinstance(g, Somewhere)]
         self.partial = [g for g in self.groups if isinstance(g, Somewhere)]
 
     def feed(self, events: Iterable[KVEvent]) -> None:
+        groups = self.groups
         for event in events:
-            if event.op == "cleared":
-                for group in self.groups:
-                    group.clear(event.tier)
-            elif event.op == "stored":
-                self.groups[event.group].store(event)
+            if event.op == "stored":
+                if not groups[event.group].store(event):
+                    self._by_block(event.group).store(event)
             elif event.op == "removed":
-                self.groups[event.group].remove(event.hashes, event.tier)
+                if not groups[event.group].remove(event.hashes, event.tier):
+                    self._by_block(event.group).remove(event.hashes, event.tier)
+            elif event.op == "cleared":
+                for group in groups:
+                    group.clear(event.tier)
         if self.predictions:
-            witness = (self.whole or self.groups)[0]
-            self.predictions = [p for p in self.predictions if p.last not in witness]
+            witness = (self.whole or groups)[0]
+            self.predictions = [p for p in self.predictions if not witness.holds(p.hashes)]
+
+    def _by_block(self, group: int) -> Everywhere:
+        """What runs cannot say any more: the same content, block by block from now on."""
+        runs, self.groups[group] = self.groups[group], (found := Everywhere())
+        assert isinstance(runs, Runs)
+        for event in runs.events():
+            found.store(event)
+        self._sort()
+        return found
 
     def take_back(self, hashes: bytes) -> None:
         """One of them: another request may have predicted the same."""

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import struct
-from collections.abc import Iterator
-
 from bien.core.api import HASH_BYTES, KVEvent
+from bien.plugins.indexes._mirror.chain import DEVICE, Chain, split
 
-DEVICE = "device"
 UNKNOWN = b"?"  # parent of a block of which only a lower tier told
-_BLOCK = struct.Struct(f"{HASH_BYTES}s")
-
-
-def split(hashes: bytes) -> Iterator[bytes]:
-    return itertools.chain.from_iterable(_BLOCK.iter_unpack(hashes))
-
-
-class Chain:
-    """A prompt's hashes, and where each stands (built only for groups that need it)."""
-
-    def __init__(self, hashes: bytes) -> None:
-        self.hashes = hashes
-        self.blocks = len(hashes) // HASH_BYTES
-        self._positions: dict[bytes, int] | None = None
-
-    def at(self, block: int) -> bytes:
-        return self.hashes[HASH_BYTES * block : HASH_BYTES * block + HASH_BYTES]
-
-    @property
-    def positions(self) -> dict[bytes, int]:
-        """Hash -> number of blocks up to and with it."""
-        if self._positions is None:
-            self._positions = dict(zip(split(self.hashes), itertools.count(1), strict=False))
-        return self._positions
 
 
 class Everywhere:
-    """A group with blocks for every position: full, latent, indexer, compressed, draft."""
+    """A group with blocks for every position (full, latent, indexer, compressed, draft), block by block: any
+    tiers, any order."""
 
     def __init__(self) -> None:
         self.parents: dict[bytes, bytes] = {}  # present block -> its parent, b"" at a root
@@ -53,7 +26,11 @@ class Everywhere:
     def __contains__(self, block: bytes) -> bool:
         return block in self.parents
 
-    def store(self, event: KVEvent) -> None:
+    def holds(self, hashes: bytes) -> bool:
+        """Whether the last block of a chain is present."""
+        return hashes[-HASH_BYTES:] in self.parents
+
+    def store(self, event: KVEvent) -> bool:
         held = self._held(event.tier)
         # Stores of lower tiers name blocks, not chains: without a parent they say nothing of order.
         chained = event.tier == DEVICE or bool(event.parent)
@@ -67,7 +44,7 @@ class Everywhere:
             self._tails.add(blocks[-1])
             if held is not None:
                 held.update(blocks)
-            return
+            return True
         for block in blocks:
             known = self.parents.get(block)
             if known is None:
@@ -79,6 +56,7 @@ class Everywhere:
                 held.add(block)
             if chained:
                 parent = block
+        return True
 
     def _held(self, tier: str) -> set[bytes] | None:
         """What a tier holds; None for the only one there has ever been."""
@@ -94,17 +72,17 @@ class Everywhere:
         lacks its parent, an absent one has nothing behind it."""
         return not self.orphans and blocks[0] not in self.parents and len(set(blocks)) == len(blocks)
 
-    def remove(self, hashes: bytes, tier: str) -> None:
+    def remove(self, hashes: bytes, tier: str) -> bool:
         blocks = list(split(hashes))
         if not self._tiers:
             if tier == self._only and not self._unlink_tail(blocks):
                 for block in blocks:
                     if block in self.parents:
                         self._unlink(block)
-            return
+            return True
         held = self._tiers.get(tier)
         if held is None:
-            return
+            return True
         others = [blocks for name, blocks in self._tiers.items() if name != tier and blocks]
         for block in blocks:
             if block not in held:
@@ -112,6 +90,7 @@ class Everywhere:
             held.remove(block)
             if not any(block in blocks for blocks in others):
                 self._unlink(block)
+        return True
 
     def clear(self, tier: str) -> None:
         held = self._tiers.get(tier, ()) if self._tiers else self.parents if tier == self._only else ()
@@ -199,12 +178,18 @@ class Somewhere:
                 return True
         return False
 
-    def store(self, event: KVEvent) -> None:
-        self._tiers.setdefault(event.tier, set()).update(split(event.hashes))
+    def holds(self, hashes: bytes) -> bool:
+        """Whether the last block of a chain is present."""
+        return hashes[-HASH_BYTES:] in self
 
-    def remove(self, hashes: bytes, tier: str) -> None:
+    def store(self, event: KVEvent) -> bool:
+        self._tiers.setdefault(event.tier, set()).update(split(event.hashes))
+        return True
+
+    def remove(self, hashes: bytes, tier: str) -> bool:
         if tier in self._tiers:
             self._tiers[tier].difference_update(split(hashes))
+        return True
 
     def clear(self, tier: str) -> None:
         self._tiers[tier] = set()
