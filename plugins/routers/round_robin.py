@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bien.core.api import Context, NoParameters, Provider, hookimpl
-from bien.gateway.api import Decision, Outcome, RouteRequest, Target, WorkerStats, cached_tokens
+from bien.gateway.api import Decision, RouteRequest, Target, cached_tokens
+from bien.plugins.routers._choice import Passive
 
 
-class RoundRobin:
+class RoundRobin(Passive):
     def __init__(self) -> None:
         self._count = 0
 
@@ -16,15 +17,6 @@ class RoundRobin:
         at = self._count % len(targets)
         self._count += 1
         return Decision(at, cached_tokens(request, targets[at]), {"turn": float(at)})
-
-    def observe(self, decision: Decision, outcome: Outcome) -> None:
-        pass
-
-    def report(self, worker: str, stats: WorkerStats) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @hookimpl
