@@ -26,12 +26,12 @@ class NoneConfig(msgspec.Struct, forbid_unknown_fields=True):
 class FullLinear:
     """x @ weight.T + bias."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, transpose: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         from torch.nn import functional
 
         self.out_features = weight.shape[0]
         # Stored as [in, out], products of 4 to 32 tokens take a third less time in oneMKL, of one as long.
-        self.weight = weight.t().contiguous().t() if transpose else weight
+        self.weight = weight.t().contiguous().t()
         self.bias = bias
         self._linear = functional.linear
 
@@ -66,7 +66,11 @@ class NoQuantizer:
         return not config.get("quantization_config")
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearMethod:
-        return FullLinear(weight, bias, transpose=name not in ("lm_head", "embed_tokens"))
+        if name in ("lm_head", "embed_tokens"):
+            from bien.plugins.quantizers._rows import FullLinear as UntransposedLinear
+
+            return UntransposedLinear(weight, bias)
+        return FullLinear(weight, bias)
 
     def stack(self, layers: list[LinearMethod]) -> StackedMethod | None:
         from torch import float64
