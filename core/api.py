@@ -46,6 +46,7 @@ from bien.core.quantization.quantizer import LinearMethod, Quantizer, StackedMet
 from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams, TokenIds
 from bien.core.scheduler import Scheduler, SchedulerView
 from bien.core.sequence import Sequence, Status
+from bien.core.shared_library import LibrarySpec, compile_library, processor_flags
 from bien.core.speculation.speculator import (
     DeviceSpeculator,
     HostSpeculator,
@@ -89,6 +90,7 @@ __all__ = [
     "KVStore",
     "Kernels",
     "Layout",
+    "LibrarySpec",
     "LinearMethod",
     "Machine",
     "Mesh",
@@ -128,12 +130,14 @@ __all__ = [
     "Transfers",
     "UserError",
     "cache_folder",
+    "compile_library",
     "hookimpl",
     "load_machine",
     "machine_executor",
     "machines",
     "make_transfers",
     "nearest",
+    "processor_flags",
     "simulated_executor",
     "torch_executor",
 ]
