@@ -56,6 +56,7 @@ class Admission:
         self._eos = eos
         self._states = [i for i, g in enumerate(groups) if g.kind is GroupKind.STATE]
         self._ordered = any(g.kind in (GroupKind.WINDOW, GroupKind.STATE) for g in groups)
+        self._paged = [i for i, g in enumerate(groups) if g.paged]
         self._windows = [i for i, g in enumerate(groups) if g.paged and g.window]
         self._free = list(range(slots - 1, -1, -1))
         self._running = 0
@@ -140,34 +141,37 @@ class Admission:
             self._loaded(s, load)
 
     def steps_that_fit(self, sequences: list[Sequence], steps: int) -> int:
-        """The largest number of decode steps <= `steps` that need no more blocks than there are.
-
-        With WINDOW or STATE groups a jump also stays inside a block: there, blocks come and go, and
-        snapshots are taken, in the order of single steps. So it does where blocks are evicted while
-        commits meet cached blocks, which changes the order of eviction.
-        """
-        inside = max(1, min(-s.planned % self._block for s in sequences))
-        if self._ordered:
-            steps = min(steps, inside)
-        paged = [g for g, group in enumerate(self._groups) if group.paged]
-        room = min((self._cache.available(g) for g in paged), default=0)
-        free = min((self._cache.usage(g)[2] for g in paged), default=0)
-
-        def need(n: int) -> int:
-            # Twice: a committed block whose twin is cached holds on to that twin as well.
-            size = self._block
-            new = sum(max(0, -(-(s.planned + n - 1) // size) - s.reserved // size) for s in sequences)
-            return 2 * new + len(sequences)
-
-        if need(steps) > free and any(s.kv and self._cache.meets_cached(s.kv) for s in sequences):
-            steps = min(steps, inside)
-        if need(steps) <= room:
+        """The largest number of decode steps <= `steps` that need no more blocks than there are."""
+        if self._ordered and self._tier.present:  # what they commit is saved from then on, not from later
+            steps = min(steps, max(1, min(-s.planned % self._block for s in sequences)))
+        room = min((self._cache.available(g) for g in self._paged), default=0)
+        if self._need(sequences, steps) <= room:
             return steps
         low, high = 1, steps
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if need(middle) <= room else (low, middle)
+            low, high = (middle, high) if self._need(sequences, middle) <= room else (low, middle)
         return low
+
+    def in_order(self, sequences: list[Sequence], steps: int) -> bool:
+        """Whether so many decode steps must be booked one after the other: in WINDOW and STATE groups blocks
+        come and go, and snapshots are taken; elsewhere only the order of eviction could change, where blocks
+        are evicted while commits meet cached blocks."""
+        if self._ordered:
+            return True
+        free = min((self._cache.usage(g)[2] for g in self._paged), default=0)
+        if self._need(sequences, steps) <= free:
+            return False
+        return any(s.kv is not None and self._cache.meets_cached(s.kv) for s in sequences)
+
+    def _need(self, sequences: list[Sequence], steps: int) -> int:
+        # Twice: a committed block whose twin is cached holds on to that twin as well.
+        size, new = self._block, 0
+        for s in sequences:
+            more = -(-(s.planned + steps - 1) // size) - s.reserved // size
+            if more > 0:
+                new += more
+        return 2 * new + len(sequences)
 
     def cover(self, s: Sequence, tokens: int) -> None:
         """A jump has computed positions < tokens: book their blocks."""

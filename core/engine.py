@@ -18,6 +18,7 @@ from bien.core.content import TokenContent, content_of
 from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
 from bien.core.flight import Flight
 from bien.core.guarded import GuardedScheduler, GuardedSpeculator, GuardedStore
+from bien.core.jump import Jump
 from bien.core.kv.cache import KVCache
 from bien.core.kv.events import KVEvent
 from bien.core.kv.groups import KVGroup
@@ -100,6 +101,7 @@ class Engine:
         self._settlement = Settlement(
             self, cache, groups, self._snapshots, self._speculator, self._stats, limits.eos_token_ids
         )
+        self._jump = Jump(self._admission, self._settlement, self._snapshots, limits.block_tokens)
 
     # -- requests
 
@@ -174,8 +176,21 @@ class Engine:
         """Commit the oldest step in flight and `steps` - 1 repetitions of it (see `jumpable`). `seconds`: of
         all of them together; None: each took as long as the first."""
         flight = self._flights.popleft()
-        assert flight.step == result.step, f"result of step {result.step}, expected {flight.step}"
         assert steps == 1 or not self._flights, "a jump cannot overlap"
+        return self._finish(flight, result, steps, seconds)
+
+    def advance(self, result: StepResult, steps: int, seconds: float) -> StepReport:
+        """Commit the first `steps` steps of the jump in flight, which took `seconds`; it goes on with the
+        next one, as if that had been begun now."""
+        (flight,) = self._flights
+        report = self._finish(flight, result, steps, seconds)
+        self._admission.poll()
+        self._jump.go_on(flight.items, steps)
+        report.events += self.cache.take_events()
+        return report
+
+    def _finish(self, flight: Flight, result: StepResult, steps: int, seconds: float | None) -> StepReport:
+        assert flight.step == result.step, f"result of step {result.step}, expected {flight.step}"
         self.settled = flight.step
         report, self._report = self._report, StepReport()
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
@@ -183,7 +198,10 @@ class Engine:
         proposed = None if result.proposed is None else result.proposed.tolist()
         order = list(range(len(flight.items)))
         if steps > 1:
-            order.sort(key=lambda i: flight.items[i].last_change(steps, self.limits.block_tokens))
+            if flight.in_order:
+                self._jump.book(flight.items, steps)
+            else:
+                order.sort(key=lambda i: flight.items[i].last_change(steps, self.limits.block_tokens))
             for item in flight.items:  # before any of them ends and gives blocks back, as step by step
                 if item.sequence.status is not Status.FINISHED:
                     self._admission.cover(item.sequence, item.start + item.count + steps - 1)
@@ -210,14 +228,19 @@ class Engine:
         scheduler is not stationary, a sequence loads, or blocks run short."""
         if len(self._flights) != 1 or not self._scheduler.stationary or self.loading:
             return 1
-        steps = 1 << 30
-        for item in self._flights[0].items:
-            if item.count != 1 or not item.samples or item.sequence.finish is not None:
+        steps, flight = 1 << 30, self._flights[0]
+        sequences = []
+        for item in flight.items:
+            s = item.sequence
+            if item.count != 1 or not item.samples or s.finish is not None:
                 return 1
-            if item.sequence.content.ids_known:  # its tokens can stop it at any step
+            if s.content.ids_known:  # its tokens can stop it at any step
                 return 1
-            steps = min(steps, item.sequence.remaining + 1)
-        return self._admission.steps_that_fit([i.sequence for i in self._flights[0].items], steps)
+            steps = min(steps, s.remaining + 1)
+            sequences.append(s)
+        steps = self._admission.steps_that_fit(sequences, steps)
+        flight.in_order = steps > 1 and self._admission.in_order(sequences, steps)
+        return steps
 
     def fail(self, step: int, error: BaseException) -> StepReport:
         """The oldest step in flight failed: end its sequences with finish "error", free everything."""

@@ -33,3 +33,4 @@ class Flight:
     step: int
     items: list[FlightItem]
     tokens: int  # positions computed, over all items
+    in_order: bool = False  # jumps only: what they change must be booked step by step (jump.py)

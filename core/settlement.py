@@ -84,6 +84,13 @@ class Settlement:
         if finish is None and item.samples and current:
             self._draft(s, proposed)
 
+    def confirm(self, item: FlightItem, computed: int) -> None:
+        """A step of a jump before its last has computed all positions < `computed`."""
+        s = item.sequence
+        s.computed = computed
+        self._commit(s)
+        self._snapshots.settle(item, s)
+
     def _append(self, s: Sequence, count: int, tokens: bytes) -> tuple[int, bytes, str | None]:
         """Confirm tokens; cut behind a stop token. Returns what was gained, and why it ended, if it did."""
         finish = None

@@ -47,25 +47,32 @@ class Snapshots:
                 # A row gives states only at its end and inside its verify window.
                 if position <= item.start or position < end - item.drafts:
                     continue
-                assert s.kv is not None
-                block = self._cache.snapshot_block(s.kv, g)
+                block = self._reserve(item, g, position)
                 if block:
-                    item.snapshots.append((g, position, block))
+                    assert s.kv is not None
                     live = self._cache.restore(s.kv, g)[1]
                     copies.append(StateCopy(g, s.slot, position, live, block))
         return copies
 
+    def take(self, item: FlightItem, position: int) -> None:
+        """`plan` for one decode of a jump, which copies nothing: it ends at `position`."""
+        if self._states and not position % self._block:
+            for g, _ in self._states:
+                self._reserve(item, g, position)
+
     def settle(self, item: FlightItem, s: Sequence) -> None:
         """The step of `item` has ended and `s.computed` is up to date."""
-        if not self._states or s.kv is None:
+        if not item.snapshots:
             return
-        for g, position, block in item.snapshots:
-            if s.computed < position:
-                self._cache.drop_snapshot(s.kv, g, block)
-            elif item.samples:
-                self._roll(s, g, position, block)
-            else:
-                self._cache.keep_snapshot(s.kv, g, s.hashes, position, block)
+        if s.kv is not None:
+            for g, position, block in item.snapshots:
+                if s.computed < position:
+                    self._cache.drop_snapshot(s.kv, g, block)
+                elif item.samples:
+                    self._roll(s, g, position, block)
+                else:
+                    self._cache.keep_snapshot(s.kv, g, s.hashes, position, block)
+        item.snapshots.clear()
 
     def keep(self, s: Sequence) -> None:
         """The turn ended or was preempted: share the rolling snapshots."""
@@ -73,6 +80,14 @@ class Snapshots:
             assert s.kv is not None
             self._cache.keep_snapshot(s.kv, g, s.hashes, position, block)
         s.rolling.clear()
+
+    def _reserve(self, item: FlightItem, g: int, position: int) -> int:
+        kv = item.sequence.kv
+        assert kv is not None
+        block = self._cache.snapshot_block(kv, g)
+        if block:
+            item.snapshots.append((g, position, block))
+        return block
 
     def _position(self, s: Sequence, item: FlightItem, group: KVGroup) -> int:
         end = item.start + item.count

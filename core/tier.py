@@ -152,6 +152,11 @@ class Tier:
         self._saves.clear()
 
     @property
+    def present(self) -> bool:
+        """Whether there is a store."""
+        return self._store is not None and not self._store.broken
+
+    @property
     def busy(self) -> bool:
         """Whether something loads."""
         return bool(self._loads) or any(not load.lost for load, _ in self._orphans)

@@ -56,9 +56,10 @@ def make(
     counted: list[int],
     scheduler: str = "fcfs",
     grows: bool = False,
+    states: int = 6,
 ) -> InProcessClient:
     groups = toy_groups(kinds)
-    sizes = tuple(blocks if g.paged else slots + 6 for g in groups)
+    sizes = tuple(blocks if g.paged else slots + states for g in groups)
     clock = VirtualClock()
 
     def count(plan: ExecutorPlan) -> float:
@@ -110,6 +111,7 @@ def play(
     jump: bool,
     scheduler: str = "fcfs",
     grows: bool = False,
+    states: int = 6,
 ) -> tuple[Recorder, int]:
     rng, classes = random.Random(seed), random.Random(seed)
     jobs = []
@@ -127,7 +129,7 @@ def play(
     recorder = Recorder()
 
     async def main() -> None:
-        client = make(kinds, blocks, slots, jump, counted, scheduler, grows)
+        client = make(kinds, blocks, slots, jump, counted, scheduler, grows, states)
         client.attach(recorder)
         clock = VirtualClock()
         for rid, (at, base, length, out) in enumerate(sorted(jobs)):
@@ -159,12 +161,14 @@ def play(
     slots=st.integers(1, 5),
     scheduler=st.sampled_from(sorted(SCHEDULERS)),
     grows=st.booleans(),
+    states=st.integers(0, 8),
 )
 def test_a_jumped_run_equals_a_stepped_run(
-    seed: int, kinds: str, blocks: int, slots: int, scheduler: str, grows: bool
+    seed: int, kinds: str, blocks: int, slots: int, scheduler: str, grows: bool, states: int
 ) -> None:
-    stepped, steps = play(seed, kinds, blocks, slots, jump=False, scheduler=scheduler, grows=grows)
-    jumped, fewer = play(seed, kinds, blocks, slots, jump=True, scheduler=scheduler, grows=grows)
+    """With few blocks for states snapshots evict each other, or find none."""
+    stepped, steps = play(seed, kinds, blocks, slots, False, scheduler, grows, states)
+    jumped, fewer = play(seed, kinds, blocks, slots, True, scheduler, grows, states)
     assert fewer <= steps
     assert stepped.records.keys() == jumped.records.keys()
     for rid, want in stepped.records.items():
@@ -174,10 +178,13 @@ def test_a_jumped_run_equals_a_stepped_run(
     assert sorted(stepped.events) == sorted(jumped.events)
 
 
-def test_jumps_save_steps() -> None:
-    _, steps = play(7, "full", 200, 4, jump=False)
-    _, fewer = play(7, "full", 200, 4, jump=True)
-    assert fewer * 3 < steps
+@pytest.mark.parametrize("kinds", ["full", "full+window", "full+state"])
+@pytest.mark.parametrize(("blocks", "ratio"), [(200, 3), (45, 2)])
+def test_jumps_save_steps(kinds: str, blocks: int, ratio: int) -> None:
+    """In every kind of group, and while blocks are evicted."""
+    _, steps = play(7, kinds, blocks, 4, jump=False)
+    _, fewer = play(7, kinds, blocks, 4, jump=True)
+    assert fewer * ratio < steps
 
 
 def test_real_ids_get_their_forced_tokens() -> None:
