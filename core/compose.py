@@ -15,10 +15,12 @@ import msgspec
 from bien.core.deployment import (
     GATEWAY_KINDS,
     POOL_KINDS,
+    REMOTE_KINDS,
     Deployment,
     GatewaySpec,
     ModelSpec,
     PoolSpec,
+    RemoteSpec,
     Selection,
 )
 from bien.core.entry_points import PluginRef
@@ -76,6 +78,7 @@ class Composition:
     deployment: Deployment
     pools: tuple[PoolComposition, ...]
     gateway: dict[str, Part]  # "router" and "kv_index"
+    remote: tuple[tuple[str, Part], ...] = ()  # pools of others' workers: name, and the engine
 
     @property
     def model(self) -> ModelSpec:
@@ -111,7 +114,11 @@ def compose(deployment: Deployment, manager: PluginManager) -> Composition:
         for i, pool in enumerate(deployment.pool)
     )
     gateway = _select_all(deployment.gateway, GATEWAY_KINDS, manager, "gateway")
-    return Composition(deployment, pools, gateway)
+    remote = tuple(
+        (spec.name, _select_all(spec, REMOTE_KINDS, manager, f"pool {spec.name!r}")["engine"])
+        for spec in deployment.remote
+    )
+    return Composition(deployment, pools, gateway, remote)
 
 
 def compose_pool(model: ModelSpec, spec: PoolSpec, plugins: Iterable[PluginRef]) -> PoolComposition:
@@ -132,7 +139,7 @@ def _compose_pool(
 
 
 def _select_all(
-    spec: PoolSpec | GatewaySpec, kinds: tuple[str, ...], manager: PluginManager, path: str
+    spec: PoolSpec | GatewaySpec | RemoteSpec, kinds: tuple[str, ...], manager: PluginManager, path: str
 ) -> dict[str, Part]:
     chosen = {kind: getattr(spec, kind) for kind in kinds}
     return {kind: _select(kind, s, manager, f"{path}.{kind}") for kind, s in chosen.items() if s is not None}

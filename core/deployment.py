@@ -68,6 +68,13 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             msgspec.structs.force_setattr(self, "kv_tokens", KV_TOKENS)
 
 
+class RemoteSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pool whose workers others run: in a file a [[pool]] with an `engine`, and nothing else."""
+
+    engine: Selection
+    name: str = "main"
+
+
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What this machine gives to all processes of the deployment together. None: all that it has left,
     within the container and the affinity of the process that starts them."""
@@ -96,11 +103,13 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: tuple[PoolSpec, ...] = (PoolSpec(),)
     plugins: tuple[str, ...] = ()
     host: HostSpec = HostSpec()
+    remote: tuple[RemoteSpec, ...] = ()  # in a file these are pools too
 
 
 _Fault = tuple[str, str]  # path and what is wrong there
 POOL_KINDS = ("scheduler", "parallel", "quantizer", "kernels", "executor", "speculator", "kv_store")
 GATEWAY_KINDS = ("router", "kv_index")
+REMOTE_KINDS = ("engine",)
 _SIZES = ("memory", "kv_memory")  # bytes, or a number with a unit
 
 
@@ -122,7 +131,10 @@ def load_deployment(source: str | Path, search: Sequence[Path] = ()) -> Deployme
 
 def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
     """A deployment from nested tables, decoded strictly and checked."""
+    if "remote" in raw:
+        raise DeploymentError("remote: is no table of a file; write [[pool]] with an engine", field="remote")
     tables = dict(raw)
+    remote: tuple[RemoteSpec, ...] = ()
     if isinstance(gateway := tables.get("gateway"), Mapping):
         tables["gateway"] = _with_selections(gateway, GATEWAY_KINDS, "gateway")
     if isinstance(host := tables.get("host"), Mapping):
@@ -130,13 +142,14 @@ def parse_deployment(raw: Mapping[str, Any]) -> Deployment:
     if isinstance(pools := tables.get("pool"), Mapping):
         raise DeploymentError("pool: one table; pools are a list, write [[pool]]", field="pool")
     if isinstance(pools, list):
+        pools, remote = _apart(pools)
         tables["pool"] = [
             _with_sizes(_with_selections(pool, POOL_KINDS, f"pool[{i}]"), f"pool[{i}]")
             if isinstance(pool, Mapping)
             else pool
             for i, pool in enumerate(pools)
         ]
-    deployment = decode(tables, Deployment)
+    deployment = msgspec.structs.replace(decode(tables, Deployment), remote=remote)
     check_deployment(deployment)
     return deployment
 
@@ -166,6 +179,22 @@ def _with_selections(table: Mapping[str, Any], kinds: tuple[str, ...], path: str
 
 def _with_sizes(table: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {key: parse_size(v, join(path, key)) if key in _SIZES else v for key, v in table.items()}
+
+
+def _apart(pools: list[Any]) -> tuple[list[Any], tuple[RemoteSpec, ...]]:
+    """The pools of this deployment's own workers, and those of others'."""
+    own, remote = [], []
+    for i, pool in enumerate(pools):
+        if not isinstance(pool, Mapping) or "engine" not in pool:
+            own.append(pool)
+            continue
+        path = f"pool[{i}]"
+        for key in pool:
+            if key in PoolSpec.__struct_fields__ and key not in RemoteSpec.__struct_fields__:
+                text = "says something of workers, and this pool's are an engine's; valid: name, engine"
+                raise DeploymentError(f"{path}.{key}: {text}", field=f"{path}.{key}")
+        remote.append(decode(_with_selections(pool, REMOTE_KINDS, path), RemoteSpec, path))
+    return own, tuple(remote)
 
 
 def _selection(value: Any, path: str) -> Selection:
@@ -200,8 +229,13 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     if not 0 <= gateway.drain_seconds < math.inf:  # written so that NaN is refused
         yield "gateway.drain_seconds", f"{gateway.drain_seconds:g} is no time; valid: 0 seconds or more"
     yield from _below("host", {"memory": deployment.host.memory, "cores": deployment.host.cores}, 1)
-    if not pools:
+    if not pools and not deployment.remote:
         yield "pool", "no pool; a deployment needs at least one [[pool]]"
+    names = [*(pool.name for pool in pools), *(remote.name for remote in deployment.remote)]
+    for remote in deployment.remote:
+        if not remote.name or names.count(remote.name) > 1:
+            text = f"a pool of an engine is named {remote.name!r}; valid: a name that no other pool has"
+            yield "pool", text
     for i, pool in enumerate(pools):
         path = f"pool[{i}]"
         ones = {key: getattr(pool, key) for key in ("count", "devices", "threads", "slots")}

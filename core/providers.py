@@ -59,6 +59,10 @@ class Context:
     device: str = "cpu"
     threads: int = 1
     ranks: Ranks | None = None  # executor: where mesh.world > 1, how the other ranks are reached
+    pool: str = ""  # engine: what its workers' ids begin with
+    model: str = ""  # engine: the deployment's name of it
+    block_tokens: int = 16  # engine: of the gateway's index
+    hash_key: bytes = b""  # engine: keys the hash chains of requests without a tenant
     parts: dict[str, Any] = field(default_factory=dict)  # executor: its quantizer, parallel, speculator
 
 

@@ -1,4 +1,4 @@
-"""The door for authors of routers and indexes, beside `bien.core.api`."""
+"""The door for authors of routers, indexes and engines, beside `bien.core.api`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,39 @@ from bien.core.worker.published import (
 )
 from bien.core.worker.redis_link import ask, check_redis_url, explained, masked, redis_client, redis_trouble
 from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, TieredIndex
+from bien.gateway.remote.alarms import EventWatch
+from bien.gateway.remote.client import RemoteClient
+from bien.gateway.remote.dialect import Dialect, Readings
+from bien.gateway.remote.endpoint import Endpoint
+from bien.gateway.remote.engine import Engine, RemoteEngine, endpoints
+from bien.gateway.remote.follow import Lost, Numbered, Source
 from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target, cached_tokens
 
 __all__ = [
     "FIELD",
     "Decision",
     "DecodingError",
+    "Dialect",
     "DurableIndex",
+    "Endpoint",
+    "Engine",
     "Entry",
+    "EventWatch",
     "IndexHealth",
     "KVIndex",
     "Keys",
     "Lease",
+    "Lost",
+    "Numbered",
     "Outcome",
     "Publication",
+    "Readings",
+    "RemoteClient",
+    "RemoteEngine",
     "RouteRequest",
     "Router",
     "Snapshot",
+    "Source",
     "Target",
     "TieredIndex",
     "WorkerInfo",
@@ -42,6 +58,7 @@ __all__ = [
     "ask",
     "cached_tokens",
     "check_redis_url",
+    "endpoints",
     "explained",
     "fps_key",
     "masked",

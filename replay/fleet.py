@@ -13,6 +13,8 @@ from bien.core.clock import WallClock
 from bien.core.compose import Composition
 from bien.core.deployment import ModelSpec
 from bien.core.errors import DeploymentError
+from bien.core.kv.hashing import tenant_key
+from bien.core.providers import Context
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.launch import launch
 from bien.core.worker.messages import WorkerInfo
@@ -22,6 +24,7 @@ from bien.core.worker.start import WorkerStart, assign
 from bien.gateway.core import Gateway
 from bien.gateway.finder import Finder
 from bien.gateway.index import DurableIndex
+from bien.gateway.remote.fleet import RemoteFleet
 from bien.replay.processes import OnStep, Processes
 
 FIND_SECONDS = 60.0  # until there must be a first worker
@@ -33,11 +36,34 @@ async def start_workers(
 ) -> tuple[list[WorkerClient], Watch]:
     """Those of the deployment, which `opened` stops; one that dies is started again."""
     starts = assign(composition, model)
+    if not starts:
+        return [], lambda gateway: None
     if isinstance(index, DurableIndex):
         starts = [msgspec.structs.replace(start, publication=index.publication) for start in starts]
     processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
     opened.push_async_callback(processes.stop)
     return await processes.connect(), lambda gateway: processes.watch(gateway, on_step)
+
+
+async def join_engines(
+    composition: Composition, registry: Any, on_step: OnStep, opened: AsyncExitStack
+) -> tuple[list[WorkerClient], RemoteFleet]:
+    """The workers that are others' servers. They go on without us; one that comes back joins again."""
+    model, key = composition.model, tenant_key("", composition.spec.secret.encode())
+    engines = []
+    for name, part in composition.remote:
+        ctx = Context(
+            clock=WallClock(),
+            metrics=registry,
+            pool=name,
+            model=Path(model.name).name,
+            block_tokens=model.block_tokens,
+            hash_key=key,
+        )
+        engines.append(part.make(ctx))
+    fleet = RemoteFleet(engines, WallClock())
+    opened.push_async_callback(fleet.close)
+    return await fleet.connect(lambda who, what: on_step(who, what, 0, 0)), fleet
 
 
 async def find_workers(

@@ -27,7 +27,8 @@ from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
 from bien.gateway.index import DurableIndex, KVIndex
-from bien.replay.fleet import find_workers, start_workers
+from bien.gateway.remote.fleet import RemoteFleet
+from bien.replay.fleet import find_workers, join_engines, start_workers
 from bien.replay.processes import WARNING, OnStep
 from bien.replay.redis_option import refuse_embedded, with_server
 
@@ -64,10 +65,12 @@ class Stack:
             index = await open_index(composition, registry, opened)
             # Workers get the folder: none of them needs to look for the model again.
             model = msgspec.structs.replace(composition.model, name=str(folder))
-            for warning in () if attach else check_resources(composition, model):
+            for warning in () if attach or not composition.pools else check_resources(composition, model):
                 on_step(WARNING, warning, 0, 0)
             fleet = find_workers if attach else start_workers
             clients, watch = await fleet(composition, model, index, on_step, opened)
+            remote, engines = await join_engines(composition, registry, on_step, opened)
+            clients += remote
             gateway = _gateway(composition, clients, index, registry)
             opened.push_async_callback(gateway.close)
             await gateway.warm(WARM_SECONDS)
@@ -78,13 +81,14 @@ class Stack:
                 text,
                 name,
                 max_context=gateway.max_context,
-                vocab_size=clients[0].info.vocab_size,
+                vocab_size=max(client.info.vocab_size for client in clients),
                 registry=registry,
-                health=lambda: _health(composition, index),
+                health=lambda: _health(composition, index, engines),
             )
             server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)
             watch(gateway)
+            engines.watch(gateway)
             stack = cls(composition, gateway, server, name)
             stack._open = opened.pop_all()
         return stack
@@ -155,8 +159,9 @@ def _gateway(
     return Gateway(clients, router, index, clock, composition.spec, metrics=registry)
 
 
-def _health(composition: Composition, index: KVIndex) -> dict[str, Any]:
+def _health(composition: Composition, index: KVIndex, engines: RemoteFleet) -> dict[str, Any]:
     found: dict[str, Any] = {"name": composition.gateway["kv_index"].provider.name}
     if isinstance(index, DurableIndex):
         found |= msgspec.to_builtins(index.health)
-    return {"index": found}
+    alarms = engines.alarms
+    return {"index": found} | ({"alarms": alarms} if alarms else {})

@@ -53,6 +53,14 @@ class OutputText:
         self.tokens += len(ids) - shown
         return "".join(out), len(ids)
 
+    def pass_on(self, text: str, tokens: int) -> str:
+        """Text that somebody else has detokenised, of so many tokens; what may be shown of it now."""
+        self.tokens += tokens
+        if self._stops and self.tokens > self._min_tokens:
+            text = self._stop.push(text)
+        self.visible = self.tokens
+        return text
+
     def flush(self) -> str:
         """The stream has ended: text that was held back. May still complete a stop string."""
         text = self._detokenizer.flush()

@@ -82,6 +82,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     error_field: str = ""  # the request's field that is wrong, where one is
     logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
     prompt_logprobs: TokenLogprobs | None = None  # of the prompt's second to last token, on the first output
+    text: str = ""  # in place of `tokens`, of a remote engine that does not say which they are
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):

@@ -45,6 +45,8 @@ class Progress:
         ids = memoryview(output.tokens).cast("I")
         # An engine stops at stop tokens only, so the last one is one: it counts, but it is no text.
         text, used = self._text.push(ids, silent_last=output.finish == "stop")
+        if not ids:  # of an engine that gives text only
+            text += self._text.pass_on(output.text, output.count)
         if self._text.stopped:
             self.finish = "stop"
         elif output.finish is not None:

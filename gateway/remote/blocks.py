@@ -1,0 +1,242 @@
+"""`BlockMap`: the blocks of a foreign engine by our own names.
+
+An engine calls its blocks what it likes; what is in them it tells (token ids, and the block before). From
+these our own hash chain is computed, with the key of whoever the block belongs to, so neither the engine's
+hash function nor its seed matter. Its blocks may have any size: one of ours is there exactly while all
+blocks of the engine that hold a part of it are.
+
+Blocks that hold more than tokens (an adapter, images, a salt that is none of ours) have no name here, and so
+have all that follow them: no request can ask for them.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from bien.core.kv.events import KVEvent
+from bien.core.kv.hashing import HASH_BYTES, continue_chain, root_hash
+from bien.core.request import TokenIds
+from bien.gateway.remote.wire import Cleared, EngineHash, Removed, Stored
+
+KeyOf = Callable[[str], bytes | None]  # from a salt ("": none) to the key of its chain; None: not ours
+TIERS = {"GPU": "device", "CPU": "host", "CPU_PINNED": "host"}
+LOWEST = "disk"  # everything else that an engine names
+MAX_SALTS = 10000
+
+
+def tier_of(medium: str | None) -> str:
+    return "device" if medium is None else TIERS.get(medium.upper(), LOWEST)
+
+
+class _Block:
+    """One of the engine's."""
+
+    __slots__ = ("at", "key", "ours", "parent", "rest", "tiers")
+
+    def __init__(self, key: bytes, parent: bytes, at: bytes, rest: bytes, ours: bytes) -> None:
+        self.key = key  # of the chain
+        self.parent = parent  # our hash before `ours`, b"" at a root
+        self.at = at  # our newest hash at its end, b"" where none has ended yet
+        self.rest = rest  # packed tokens behind `at`: less than one block of ours
+        self.ours = ours  # our blocks that end in it, packed
+        self.tiers: tuple[str, ...] = ()
+
+    def named(self) -> Iterator[tuple[bytes, bytes]]:
+        """Ours that end in it, each behind the one before."""
+        parent = self.parent
+        for i in range(0, len(self.ours), HASH_BYTES):
+            name = self.ours[i : i + HASH_BYTES]
+            yield parent, name
+            parent = name
+
+
+class _Split(NamedTuple):
+    """One of ours that several of the engine's hold: `parts` of them, in this order."""
+
+    parent: bytes
+    parts: list[EngineHash]
+
+
+class BlockMap:
+    """Those of one KV group of one engine."""
+
+    def __init__(self, block_tokens: int, key_of: KeyOf, group: int = 0) -> None:
+        self.block_tokens = block_tokens
+        self.group = group
+        self.orphans = 0  # blocks told of whose parent is not known: they cannot be named
+        self.foreign = 0  # blocks told of that hold more than tokens
+        self.unknown_salts: set[str] = set()  # of these, such as may turn out to be ours
+        self._key_of = key_of
+        self._blocks: dict[EngineHash, _Block | None] = {}  # None: a foreign one
+        self._splits: dict[bytes, _Split] = {}  # of ours
+        self._within: dict[EngineHash, list[bytes]] = {}  # the engine's -> ours that it holds a part of
+        self._path: dict[EngineHash, tuple[EngineHash, ...]] = {}  # the engine's -> those with its `rest`
+        self._tiers: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few, shared by all blocks
+
+    def __len__(self) -> int:
+        """Blocks of the engine that are known, foreign ones too."""
+        return len(self._blocks)
+
+    def store(self, event: Stored) -> list[KVEvent]:
+        """What it means for our index."""
+        blocks = self._blocks
+        if any(blocks.get(h) is None for h in event.hashes):
+            if event.tokens:
+                self._learn(event)
+            else:  # a lower tier names blocks only; what is in them, the device has told
+                self.orphans += sum(h not in blocks for h in event.hashes)
+        return self._put(event.hashes, tier_of(event.medium))
+
+    def remove(self, event: Removed) -> list[KVEvent]:
+        tier = tier_of(event.medium)
+        lost: list[bytes] = []
+        for hash in event.hashes:
+            block = self._blocks.get(hash)
+            if block is None:
+                self._blocks.pop(hash, None)
+            elif tier in block.tiers:
+                lost += [name for _, name in self._there(hash, block, tier)]
+                self._leave(hash, block, tier)
+        return [KVEvent("removed", self.group, b"", b"".join(lost), tier)] if lost else []
+
+    def clear(self, event: Cleared) -> list[KVEvent]:
+        if event.medium is None:
+            tiers = sorted({tier for block in self._blocks.values() if block for tier in block.tiers})
+            self.reset()
+        else:
+            tiers = [tier_of(event.medium)]
+            for hash, block in list(self._blocks.items()):
+                if block is not None and tiers[0] in block.tiers:
+                    self._leave(hash, block, tiers[0])
+        return [KVEvent("cleared", self.group, tier=tier) for tier in tiers]
+
+    def reset(self) -> None:
+        """Nothing is known any more."""
+        self._blocks.clear()
+        self._splits.clear()
+        self._within.clear()
+        self._path.clear()
+        self.unknown_salts.clear()
+
+    def snapshot(self) -> list[KVEvent]:
+        """All that is there, as "stored" events."""
+        return [
+            KVEvent("stored", self.group, parent, name, tier)
+            for block in self._blocks.values()
+            if block is not None
+            for tier in block.tiers
+            for parent, name in block.named()
+            if self._whole(name, tier)
+        ]
+
+    # What blocks are.
+
+    def _learn(self, event: Stored) -> None:
+        blocks = self._blocks
+        before = self._start(event)
+        if before is None and event.parent is not None and event.parent not in blocks:
+            self.orphans += len(event.hashes)
+            return
+        size = 4 * (len(event.tokens) // len(event.hashes))
+        packed = array.array("I", event.tokens).tobytes()
+        last: EngineHash | None = event.parent
+        for i, hash in enumerate(event.hashes):
+            # A salt enters the hash of a chain's first block only, and `_start` has read it.
+            inside = event.extra is not None and event.extra[i] and (i or event.parent is not None)
+            if before is None or event.adapter or inside:
+                self.foreign += hash not in blocks
+                blocks.setdefault(hash, None)
+                before = None
+                continue
+            block = blocks.get(hash)
+            if block is None:
+                block = blocks[hash] = self._follow(before, last, hash, packed[size * i : size * (i + 1)])
+            before, last = block, hash
+
+    def _start(self, event: Stored) -> _Block | None:
+        """What comes before the first of them; None for what has no name here."""
+        if event.parent is not None:
+            return self._blocks.get(event.parent)
+        extra = event.extra[0] if event.extra else None
+        salt = event.salt or ""
+        if extra:
+            if len(extra) != 1 or not isinstance(extra[0], str) or (salt and extra[0] != salt):
+                return None
+            salt = extra[0]
+        key = self._key_of(salt)
+        if key is None:
+            if len(self.unknown_salts) < MAX_SALTS:
+                self.unknown_salts.add(salt)
+            return None
+        return _Block(key, b"", b"", b"", b"")
+
+    def _follow(self, before: _Block, last: EngineHash | None, hash: EngineHash, tokens: bytes) -> _Block:
+        size, key = 4 * self.block_tokens, before.key
+        content = before.rest + tokens
+        whole = len(content) // size * size
+        ours = b""
+        if whole:
+            parent = before.at or root_hash(key)
+            ours = continue_chain(key, parent, TokenIds(content[:whole]), self.block_tokens)
+        at = ours if len(ours) == HASH_BYTES else ours[-HASH_BYTES:] or before.at
+        block = _Block(key, before.at, at, content[whole:], ours)
+        path = self._path.get(last, ()) if before.rest and last is not None else ()
+        if before.rest and ours:
+            self._join(ours[:HASH_BYTES], before.at, [*path, hash])
+        if block.rest:
+            self._path[hash] = (hash,) if ours else (*path, hash)
+        return block
+
+    def _join(self, ours: bytes, parent: bytes, parts: list[EngineHash]) -> None:
+        if ours not in self._splits:
+            self._splits[ours] = _Split(parent, parts)
+            for part in parts[:-1]:
+                self._within.setdefault(part, []).append(ours)
+
+    def _leave(self, hash: EngineHash, block: _Block, tier: str) -> None:
+        block.tiers = tuple(t for t in block.tiers if t != tier)
+        if block.tiers:
+            return
+        del self._blocks[hash]
+        self._path.pop(hash, None)
+        for _, ours in block.named():
+            split = self._splits.pop(ours, None)
+            for part in split.parts[:-1] if split else ():
+                held = self._within[part]
+                held.remove(ours)
+                if not held:
+                    del self._within[part]
+
+    # Where they are.
+
+    def _put(self, hashes: list[EngineHash], tier: str) -> list[KVEvent]:
+        runs: list[tuple[bytes, list[bytes]]] = []
+        for hash in hashes:
+            block = self._blocks.get(hash)
+            if block is None or tier in block.tiers:
+                continue
+            tiers = (*block.tiers, tier)
+            block.tiers = self._tiers.setdefault(tiers, tiers)
+            for parent, name in self._there(hash, block, tier):
+                if runs and runs[-1][1][-1] == parent:
+                    runs[-1][1].append(name)
+                else:
+                    runs.append((parent, [name]))
+        return [KVEvent("stored", self.group, parent, b"".join(names), tier) for parent, names in runs]
+
+    def _there(self, hash: EngineHash, block: _Block, tier: str) -> list[tuple[bytes, bytes]]:
+        """Ours that it holds, or holds a part of, and that are there in full; each behind the one before."""
+        found = [(parent, name) for parent, name in block.named() if self._whole(name, tier)]
+        for name in self._within.get(hash, ()):
+            if self._whole(name, tier):
+                found.append((self._splits[name].parent, name))
+        return found
+
+    def _whole(self, ours: bytes, tier: str) -> bool:
+        split = self._splits.get(ours) if self._splits else None
+        if split is None:
+            return True
+        blocks = [self._blocks.get(part) for part in split.parts]
+        return all(block is not None and tier in block.tiers for block in blocks)

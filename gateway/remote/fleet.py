@@ -1,0 +1,90 @@
+"""`RemoteFleet`: the remote workers of a deployment: connected, watched, and connected again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bien.core.clock import Clock
+from bien.core.errors import BienError, ResourceError
+from bien.core.worker.client import WorkerClient
+from bien.gateway.remote.engine import Engine
+
+CHECK = 0.5  # seconds between looks at clients
+BACKOFF, LONGEST = 0.5, 15.0  # seconds between attempts to connect
+log = logging.getLogger("bien.remote")
+
+
+class Joins(Protocol):
+    """The part of a gateway that takes in a worker."""
+
+    def join(self, client: WorkerClient) -> None: ...
+
+
+class RemoteFleet:
+    def __init__(self, engines: Sequence[Engine], clock: Clock) -> None:
+        """It owns the engines."""
+        self._engines = engines
+        self._clock = clock
+        self._clients: dict[tuple[Engine, str], WorkerClient] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def connect(self, say: Callable[[str, str], None]) -> list[WorkerClient]:
+        """Those that can be reached now; `say(worker, why)` of the others, which may come later. Raises what
+        is no matter of time; ResourceError when there are some and none can be reached."""
+        failed: list[ResourceError] = []
+        for engine in self._engines:
+            for id in engine.ids:
+                try:
+                    self._clients[engine, id] = await engine.connect(id)
+                except ResourceError as error:
+                    say(id, f"not there yet: {error}")
+                    failed.append(error)
+        if failed and not self._clients:
+            raise failed[0]
+        return list(self._clients.values())
+
+    def watch(self, gateway: Joins) -> None:
+        """From now on, until `close`: those that come, or come back, join."""
+        for engine in self._engines:
+            for id in engine.ids:
+                task = asyncio.get_running_loop().create_task(self._watch(gateway, engine, id))
+                self._tasks.append(task)
+
+    @property
+    def alarms(self) -> dict[str, dict[str, str]]:
+        return {id: found for engine in self._engines for id, found in engine.alarms.items()}
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in self._clients.values():
+            await client.close()
+        for engine in self._engines:
+            await engine.close()
+
+    async def _watch(self, gateway: Joins, engine: Engine, id: str) -> None:
+        pause, said = BACKOFF, ""
+        while True:
+            client = self._clients.get((engine, id))
+            if client is not None and client.alive:
+                pause, said = BACKOFF, ""
+                await self._clock.sleep(CHECK)
+                continue
+            try:
+                if client is not None:
+                    await client.close()
+                    del self._clients[engine, id]
+                client = await engine.connect(id)
+                self._clients[engine, id] = client
+                gateway.join(client)
+                log.warning("worker %s joined", id)
+            except BienError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("worker %s cannot be joined: %s", id, error)
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST)
