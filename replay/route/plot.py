@@ -1,0 +1,81 @@
+"""The policies as a PNG: cache hits against TTFT, and TTFT over load where there are several loads."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from bien.replay.files import write_whole
+from bien.replay.report.words import plain
+from bien.replay.route.report import RouteReport
+
+COLOURS = ("#2c6fb3", "#d1772c", "#3f8f4f", "#b3402c", "#7a5aa6", "#8a6d4b", "#c763a5", "#5f6b76", "#a39a2a")
+MARKS = "osD^vPXd*"
+SOFT = "#7a7a7a"
+
+
+def write_plot(path: Path, report: RouteReport) -> None:
+    """Draw it with matplotlib, which is imported now.
+
+    Raises:
+        ResourceError: the folder cannot be written to.
+    """
+    from matplotlib.figure import Figure
+
+    panels = 2 if len(report.levels) > 1 else 1
+    figure = Figure(figsize=(6.8 * panels, 5.0), dpi=140, layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    draw_policies(axes[0], report)
+    if panels == 2:
+        draw_levels(axes[1], report)
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    write_whole(path, data.getvalue(), "plot")
+
+
+def draw_policies(axes: Any, report: RouteReport) -> None:
+    """Right and down is better."""
+    for number, (name, policy) in enumerate(report.policies.items()):
+        p90 = policy.ttft_ms.p90
+        if p90 is not None and report.ideal:
+            _point(axes, number, policy.achieved / report.ideal, p90 / 1e3, plain(name))
+    oracle = report.oracle
+    axes.axhline(
+        oracle.ttft_p90_ms / 1e3, color=SOFT, lw=1, ls="--", zorder=1, label="best found in hindsight"
+    )
+    axes.axvline(1.0, color=SOFT, lw=1, ls=":", zorder=1, label="one pool of all cache")
+    axes.set_yscale("log")
+    axes.set_xlabel("cache hit / hit of one pool of the same size")
+    axes.set_ylabel("TTFT p90, s")
+    title = f"{report.workers} workers of {report.capacity:,} KV tokens, {report.concurrency} session trees"
+    _finish(axes, title)
+
+
+def draw_levels(axes: Any, report: RouteReport) -> None:
+    """A line for each policy."""
+    trees = [level.concurrency for level in report.levels]
+    for number, name in enumerate(report.policies):
+        p90 = [level.policies[name].ttft_ms.p90 for level in report.levels]
+        colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
+        values = [float("nan") if v is None else v / 1e3 for v in p90]
+        axes.plot(trees, values, color=colour, marker=mark, ms=5, lw=1.5, zorder=3, label=plain(name))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(trees, [f"{n:,}" for n in trees])
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    axes.set_xlabel("session trees at a time")
+    axes.set_ylabel("TTFT p90, s")
+    _finish(axes, "load")
+
+
+def _point(axes: Any, number: int, x: float, y: float, name: str) -> None:
+    colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
+    axes.scatter([x], [y], s=64, color=colour, marker=mark, zorder=3, label=name)
+
+
+def _finish(axes: Any, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    axes.grid(color="#e4e7eb", zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(framealpha=1, edgecolor="#c4cad1", fontsize=9)
