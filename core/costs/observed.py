@@ -85,9 +85,9 @@ def by_place(records: Iterable[StepRecord]) -> list[Observed]:
     """Steps alike are one place: as many sequences and tokens, about as much context (a quarter octave).
     Its seconds are the mean of their repeats, those beyond three times the median left out (a machine that
     does other things now and then would have its say in few places, and that by chance)."""
-    places: dict[tuple[int, ...], list[StepRecord]] = {}
+    places: dict[str, list[StepRecord]] = {}
     for record in records:
-        places.setdefault(_place(record.step), []).append(record)
+        places.setdefault(place(record.step), []).append(record)
     out = []
     for key, found in places.items():
         seconds = np.array([r.seconds for r in found])
@@ -97,11 +97,12 @@ def by_place(records: Iterable[StepRecord]) -> list[Observed]:
         # The one whose context is the middle of them stands for all.
         kept.sort(key=lambda r: r.step.looked_at)
         middle = kept[len(kept) // 2].step
-        out.append(Observed(mean, (middle,), "/".join(map(str, key)), repeats=len(kept)))
+        out.append(Observed(mean, (middle,), key, repeats=len(kept)))
     return out
 
 
-def _place(step: Step) -> tuple[int, ...]:
+def place(step: Step) -> str:
+    """Sequences, about how many tokens, sequences that gain one, quarter octaves of positions."""
     tokens = step.tokens if step.tokens <= 16 else 16 * 2 ** (round(4 * np.log2(step.tokens / 16)) / 4)
     seen = round(4 * np.log2(1 + step.looked_at / step.tokens))
-    return (step.rows, int(tokens), step.samples, seen)
+    return f"{step.rows}/{int(tokens)}/{step.samples}/{seen}"
