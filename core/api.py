@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bien.core.architectures.base import Architecture, ArchitectureReader
 from bien.core.cache_folder import cache_folder
 from bien.core.clock import Clock
+from bien.core.costs.factors import CalibrationFile, read_calibration
 from bien.core.costs.formats import Formats
 from bien.core.costs.layout import Layout
 from bien.core.costs.machine import Machine, load_machine, machines
@@ -69,6 +70,7 @@ __all__ = [
     "BienError",
     "BlockIO",
     "BlockRuns",
+    "CalibrationFile",
     "Clock",
     "Communicator",
     "Context",
@@ -138,6 +140,7 @@ __all__ = [
     "make_transfers",
     "nearest",
     "processor_flags",
+    "read_calibration",
     "simulated_executor",
     "torch_executor",
 ]
@@ -155,13 +158,13 @@ def simulated_executor(ctx: Context, cost: Callable[[ExecutorPlan], float]) -> E
     return SimulatedExecutor(ctx.groups, cost, ctx.architecture.vocab_size, virtual=ctx.clock.virtual)
 
 
-def machine_executor(ctx: Context, model: StepModel, *, limited: bool = True) -> Executor:
-    """The same with the costs of `model`, a machine's: pools that do not fit it are refused, a pool that says
-    nothing of its KV gets what fits, and KV stores copy at the speed of the link to the host. `limited`
-    False: any pool is taken."""
+def machine_executor(ctx: Context, model: StepModel, *, limited: bool = True, pace: float = 1.0) -> Executor:
+    """The same with the costs of `model`, a machine's, times `pace`: pools that do not fit it are refused, a
+    pool that says nothing of its KV gets what fits, and KV stores copy at the speed of the link to the host.
+    `limited` False: any pool is taken."""
     from bien.core.executors.simulated_machine import machine_executor
 
-    return machine_executor(ctx, model, limited)
+    return machine_executor(ctx, model, limited, pace)
 
 
 def torch_executor(ctx: Context) -> Executor:

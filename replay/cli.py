@@ -12,7 +12,7 @@ from bien.core.errors import BienError, ResourceError
 
 INTERRUPTED = 130  # as a shell says it
 COMMANDS = (
-    *("replay", "simulate", "compare", "report", "serve", "worker"),
+    *("replay", "simulate", "calibrate", "compare", "report", "serve", "worker"),
     *("plugins", "deployment", "model", "route", "validate"),
 )
 

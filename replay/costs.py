@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from bien.core.compose import Composition, PoolComposition
+from bien.core.costs.factors import UNCALIBRATED
 from bien.core.costs.machine import load_machine
+from bien.replay.targets.gateway import Way
 
 UNKNOWN = "costs of a plugin, of unknown origin"
 
@@ -23,6 +25,7 @@ class PoolCosts(msgspec.Struct):
     layout: dict[str, int] = {}
     formats: dict[str, str] = {}
     factors: dict[str, float] = {}  # of the calibration, by term
+    deviation: float | None = None  # of the logarithm of seconds of many steps; None: of constants, unknown
 
     @property
     def text(self) -> str:
@@ -39,6 +42,17 @@ def accelerators(pool: PoolComposition) -> int:
     return getattr(pool.parts["executor"].config, "accelerators", None) or pool.spec.devices
 
 
+def way_of(composition: Composition) -> Way:
+    """Of a request to the engine and back, by the calibrations of the pools: the mean of them."""
+    found = [getattr(p.parts["executor"].config, "calibration", lambda: None)() for p in composition.pools]
+    known = [c for c in found if c is not None]
+    if not known:
+        return Way()
+    return Way(
+        sum(c.request_seconds for c in known) / len(known), sum(c.token_seconds for c in known) / len(known)
+    )
+
+
 def pool_costs(composition: Composition) -> list[PoolCosts]:
     """Of each pool, by what its executor's configuration says of itself."""
     return [_costs(pool) for pool in composition.pools]
@@ -52,5 +66,7 @@ def _costs(pool: PoolComposition) -> PoolCosts:
         found.machine, found.source = machine.name, machine.source
         found.layout = msgspec.structs.asdict(config.layout)
         found.formats = msgspec.structs.asdict(config.formats)
-        found.factors = config.fitted()
+        calibration = config.calibration()
+        found.factors = calibration.factors if calibration else {}
+        found.deviation = calibration.deviation if calibration else UNCALIBRATED
     return found

@@ -166,6 +166,9 @@ class Result(msgspec.Struct, kw_only=True):
     speculation: SpeculationReport
     deployment: dict[str, Any]
     costs: list[PoolCosts] = []  # of a simulation, by pool
+    # Of a simulation, by path ("ttft_ms.p50"): where nine in ten values lie if the costs are as uncertain as
+    # they say (see interval.py).
+    intervals: dict[str, tuple[float, float]] = {}
 
 
 def write_result(path: Path, result: Result) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from bien.core.build import BuiltWorker, build
 from bien.core.clock import VirtualClock
 from bien.core.compose import Composition, compose
+from bien.core.costs.factors import read_calibration
 from bien.core.deployment import Deployment, Selection, check_deployment
 from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
@@ -24,7 +25,7 @@ from bien.core.providers import Context
 from bien.core.worker.inprocess import InProcessClient
 from bien.gateway.core import Gateway
 from bien.replay.cache_account import CacheAccount
-from bien.replay.costs import accelerators, pool_costs
+from bien.replay.costs import accelerators, pool_costs, way_of
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
@@ -83,6 +84,17 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
         notes.append(f"index {gateway.kv_index.use!r}: its mirror alone, which is index 'memory'")
         gateway = msgspec.structs.replace(gateway, kv_index=Selection("memory"))
     return msgspec.structs.replace(deployment, gateway=gateway, pool=tuple(pools)), notes
+
+
+def calibrated(deployment: Deployment, file: Path) -> Deployment:
+    """The deployment whose engine a calibration was made on, or one like it, with that engine's costs.
+    UserError names what is wrong in the file."""
+    found = read_calibration(file)
+    parameters = {"machine": found.machine, "factors": str(file), **found.formats}
+    parameters |= {name: n for name, n in found.layout.items() if n}
+    executor = Selection("simulated", {k: v for k, v in parameters.items() if v})
+    pools = tuple(msgspec.structs.replace(pool, executor=executor) for pool in deployment.pool)
+    return msgspec.structs.replace(deployment, pool=pools)
 
 
 def simulate(
@@ -181,7 +193,11 @@ async def _run(
     trace = open_paths(plan.traces, manager)
     block_tokens = composition.model.block_tokens
     driver = Driver(
-        GatewayTarget(gateway, info), clock, trace.sessions(), plan.options, CacheAccount(block_tokens)
+        GatewayTarget(gateway, info, way_of(composition)),
+        clock,
+        trace.sessions(),
+        plan.options,
+        CacheAccount(block_tokens),
     )
     load = WorkerLoad(clock, lambda: _busy(workers))
     beside = [asyncio.create_task(load.run()), asyncio.create_task(_tick(driver, on_tick))]

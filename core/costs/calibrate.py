@@ -59,15 +59,17 @@ class Places:
         return Places(self.features[np.asarray(which, dtype=np.int64)], [self.versions[i] for i in which])
 
 
-def choose(kernel: Kernel, places: Places, count: int) -> list[int]:
+def choose(kernel: Kernel, places: Places, count: int, weights: Array | None = None) -> list[int]:
     """Which `count` places to measure: one after the other the one that leaves the least uncertainty over all
-    of them (active learning after Cohn 1996). It looks at no measurement."""
+    of them, each weighing 1 or as `weights` say (active learning after Cohn 1996). It looks at no
+    measurement."""
     if not 0 < count <= len(places.versions):
         raise UserError(f"{count} of {len(places.versions)} places cannot be chosen", field="calibrate")
     left = kernel(places, places)
+    each = np.ones(len(left)) if weights is None else weights
     chosen: list[int] = []
     for _ in range(count):
-        gain = np.square(left).sum(0) / (np.diag(left) + kernel.noise**2)
+        gain = (np.square(left) * each[:, None]).sum(0) / (np.diag(left) + kernel.noise**2)
         gain[chosen] = -1.0
         best = int(gain.argmax())
         chosen.append(best)

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import msgspec
 
+from bien.core.costs.correction import Correction
 from bien.core.costs.step import TERMS
 from bien.core.errors import UserError, nearest
 
 SCHEMA = "bien.calibration/1"
+UNCALIBRATED = 0.4
+"""Deviation of the logarithm of predicted seconds without a calibration: that of published TPOTs."""
 Factor = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -40,13 +43,14 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     factors: dict[str, Factor]
+    correction: Correction | None = None
     request_seconds: Factor = 0.0  # on a request's way to the engine and back
     token_seconds: Factor = 0.0  # the same, per token of its prompt
     deviation: Factor = 0.0
     ranges: dict[str, Range] = {}
     engine: str = ""  # who was observed
     model: str = ""
-    machine: str = ""
+    machine: str = ""  # a known name, or the path of its file
     layout: dict[str, int] = {}
     formats: dict[str, str] = {}
     fitted: Residuals | None = None

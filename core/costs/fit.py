@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bien.core.costs.observed import Observed
+from bien.core.costs.correction import Correction, correct, octaves
+from bien.core.costs.observed import Observed, Step
 from bien.core.costs.step import ROOFLINE, TERMS, StepModel
 from bien.core.errors import UserError
 
@@ -29,13 +30,20 @@ class Fit:
     """`factors` by the names of `TERMS`; seconds on the way of a request, and of a token of its prompt."""
 
     factors: dict[str, float]
+    correction: Correction
     request_seconds: float
     token_seconds: float
 
-    def seconds(self, model: StepModel, observed: Observed) -> float:
-        """What it predicts. `model`: any with the architecture, machine, layout and formats of the fit."""
-        weights = np.array([*self.factors.values(), self.request_seconds, self.token_seconds])
-        return float(_row(model, observed) @ weights)
+    def model(self, plain: StepModel) -> StepModel:
+        """`plain`, calibrated."""
+        return StepModel(plain.a, plain.machine, plain.layout, plain.formats, self.factors, self.correction)
+
+    def seconds(self, calibrated: StepModel, observed: Observed) -> float:
+        """What it predicts; `calibrated`: from `model`."""
+        way = observed.requests * self.request_seconds + observed.prompt_tokens * self.token_seconds
+        return way + sum(
+            calibrated.seconds(np.array(s.starts), np.array(s.counts), s.samples) for s in observed.steps
+        )
 
 
 def fit(model: StepModel, observed: Sequence[Observed]) -> Fit:
@@ -59,7 +67,22 @@ def fit(model: StepModel, observed: Sequence[Observed]) -> Fit:
         weights = np.minimum(1.0, FAR * usual / np.maximum(off, 1e-12))
         found = _solve(a, y, weights)
     n = len(TERMS)
-    return Fit(dict(zip(TERMS, found[:n].tolist(), strict=True)), float(found[n]), float(found[n + 1]))
+    # What is left is learnt where one step was observed by itself.
+    alone = [i for i, o in enumerate(observed) if len(o.steps) == 1 and not o.requests]
+    left = np.log(y[alone] / np.maximum(a[alone] @ found, 1e-12))
+    places = np.array([place(observed[i].steps[0]) for i in alone]).reshape(-1, 3)
+    return Fit(
+        dict(zip(TERMS, found[:n].tolist(), strict=True)),
+        correct(places, left, [observed[i].repeats for i in alone]),
+        float(found[n]),
+        float(found[n + 1]),
+    )
+
+
+def place(step: Step) -> Array:
+    """The octaves of a step."""
+    found: Array = octaves(step.rows, step.tokens, np.array([step.looked_at / step.tokens]))[0]
+    return found
 
 
 def _solve(a: Array, y: Array, weights: Array) -> Array:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from bien.core.architectures.base import Architecture, AttentionCost
 from bien.core.architectures.weights import Weight
+from bien.core.costs.correction import Correction, octaves
+from bien.core.costs.correction import factors as correction_factors
 from bien.core.costs.formats import BYTES, Formats
 from bien.core.costs.layout import Layout
 from bien.core.costs.machine import Link, Machine
@@ -69,8 +71,10 @@ class StepModel:
         layout: Layout | None = None,
         formats: Formats | None = None,
         factors: Mapping[str, float] | None = None,
+        correction: Correction | None = None,
     ) -> None:
-        """`factors`: by the names of `Terms`, from a calibration; others are a roofline's."""
+        """`factors`: by the names of `Terms`, from a calibration; others are a roofline's. `correction`: what
+        the same calibration found beyond them."""
         self.a, self.machine = a, machine
         self.layout, self.formats = layout or Layout(), formats or Formats()
         self.layout.check(a)
@@ -79,6 +83,8 @@ class StepModel:
             [(factors or {}).get(n, plain) for n, plain in zip(TERMS, ROOFLINE, strict=True)]
         )
         e = machine.efficiency
+        self._correction = correction
+        self._corrected = correction.arrays() if correction else None
         self._bandwidth = machine.memory_gb_per_s * 1e9 * e.memory
         self._computing = e.compute
         self._same: dict[
@@ -106,7 +112,17 @@ class StepModel:
     def seconds(self, starts: Array, counts: Array, samples: int) -> float:
         """A step that computes counts[i] tokens of sequences from position starts[i] on, `samples` of which
         yield a token."""
-        return float(self.terms(starts, counts, samples).vector() @ self._factors)
+        seconds = float(self.terms(starts, counts, samples).vector() @ self._factors)
+        if self._corrected is not None and len(counts):
+            tokens = float(counts.sum())
+            seen = float((counts * (starts + (counts + 1) / 2)).sum()) / tokens
+            seconds *= float(self._left(len(counts), tokens, np.array([seen]))[0])
+        return seconds
+
+    def _left(self, rows: int, tokens: float, positions: Array) -> Array:
+        assert self._corrected is not None and self._correction is not None
+        at = octaves(rows, tokens, positions) / np.array(self._correction.lengths)
+        return correction_factors(*self._corrected, at)
 
     def terms(self, starts: Array, counts: Array, samples: int) -> Terms:
         """What the step is made of, before any factor."""
@@ -140,6 +156,9 @@ class StepModel:
         if f[_READ] or f[_COMPUTED]:
             varying = varying + f[_READ] * read + f[_COMPUTED] * computed
         out: Array = same + share * varying
+        if self._corrected is not None and rows:
+            seen = (float(starts.sum()) + rows) / rows + np.arange(steps)
+            out *= self._left(rows, float(rows), seen)
         return out
 
     def _growing(self, ends: Array, steps: int) -> Array:

@@ -17,17 +17,19 @@ from bien.core.providers import Context
 
 
 class MachineCost:
-    """The cost of plans by a `StepModel`."""
+    """The cost of plans by a `StepModel`, times `pace`."""
 
-    def __init__(self, model: StepModel) -> None:
+    def __init__(self, model: StepModel, pace: float = 1.0) -> None:
         self._model = model
+        self._pace = pace
 
     def __call__(self, plan: ExecutorPlan) -> float:
-        return self._model.seconds(plan.starts, plan.counts, int(plan.samples.sum()))
+        return self._pace * self._model.seconds(plan.starts, plan.counts, int(plan.samples.sum()))
 
     def growing(self, plan: ExecutorPlan, steps: int) -> NDArray[Any]:
         """Of `plan`, whose rows all decode, and of the steps after it, each one position further."""
-        return self._model.growing(plan.starts, plan.rows, steps)
+        seconds: NDArray[Any] = self._pace * self._model.growing(plan.starts, plan.rows, steps)
+        return seconds
 
 
 class MachineLinks(NoData):
@@ -41,12 +43,12 @@ class MachineLinks(NoData):
         self.shares = tuple(layout.kv_share(model.a, g.kind) for g in groups)  # that one accelerator copies
 
 
-def machine_executor(ctx: Context, model: StepModel, limited: bool) -> SimulatedExecutor:
+def machine_executor(ctx: Context, model: StepModel, limited: bool, pace: float = 1.0) -> SimulatedExecutor:
     """See `bien.core.api.machine_executor`."""
     groups = kv_groups(model, ctx.groups)
     if len(ctx.groups) != len(model.a.groups):
         raise UserError("executor 'simulated' has no cost for the KV groups of a drafter", field="speculator")
-    cost = MachineCost(model)
+    cost = MachineCost(model, pace)
     return SimulatedExecutor(
         groups,
         cost,

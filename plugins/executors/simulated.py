@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bien.core.api import (
-    TERMS,
+    CalibrationFile,
     Context,
     ExecutorPlan,
     Formats,
@@ -21,7 +21,7 @@ from bien.core.api import (
     hookimpl,
     load_machine,
     machine_executor,
-    nearest,
+    read_calibration,
     simulated_executor,
 )
 
@@ -36,8 +36,10 @@ class SimulatedConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     With one, a known name or the path of a .toml file: a roofline of the model's own bytes and operations, on
     tensor x data x pipeline accelerators, experts spread over `expert` of a stage and cut `expert_tensor`
-    ways (0: what follows), in the formats of weights, routed experts, KV and head. `factors`: a file of a
-    calibration.
+    ways (0: what follows), in the formats of weights, routed experts, KV and head. `factors`: a file of
+    `bien calibrate`.
+
+    Either: seconds of all steps times `pace`.
     """
 
     step_ms: Milliseconds | UnsetType = UNSET
@@ -54,11 +56,14 @@ class SimulatedConfig(msgspec.Struct, forbid_unknown_fields=True):
     kv: str | UnsetType = UNSET
     head: str | UnsetType = UNSET
     factors: str | UnsetType = UNSET
+    pace: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1.0
     unlimited: bool | UnsetType = UNSET  # whether KV that does not fit is taken all the same
 
     def __post_init__(self) -> None:
         given = {
-            name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not UNSET and name != "pace"
         }
         constant = [name for name in given if name in CONSTANTS]
         if "machine" not in given:
@@ -73,7 +78,7 @@ class SimulatedConfig(msgspec.Struct, forbid_unknown_fields=True):
         try:
             load_machine(str(self.machine))
             self.formats.check()
-            self.fitted()
+            self.calibration()
         except UserError as error:
             raise ValueError(str(error)) from None
 
@@ -95,25 +100,32 @@ class SimulatedConfig(msgspec.Struct, forbid_unknown_fields=True):
         """Where the costs come from, in words."""
         if self.machine is UNSET:
             return "constant costs, uncalibrated"
-        return f"roofline, calibrated by {self.factors}" if self.factors else "roofline, uncalibrated"
+        found = self.calibration()
+        if found is None:
+            return "roofline, uncalibrated"
+        error = f" (its error elsewhere {found.held_out.median:.1%})" if found.held_out else ""
+        return f"roofline, calibrated on {found.engine or self.factors}{error}{self._other(found)}"
 
-    def fitted(self) -> dict[str, float]:
-        """The factors of a calibration. UserError names the file."""
+    def calibration(self) -> CalibrationFile | None:
+        """What `factors` names. UserError names the file, or the machine that it was made with."""
         if self.factors is UNSET:
-            return {}
-        path = Path(str(self.factors))
-        try:
-            raw = msgspec.json.decode(path.read_bytes())
-            found = msgspec.convert(raw["factors"], dict[str, Annotated[float, msgspec.Meta(ge=0)]])
-        except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-            what = "'factors' is missing" if isinstance(error, KeyError | TypeError) else error
-            raise UserError(f"calibration {path}: {what}", field="factors") from None
-        for term in found:
-            if term not in TERMS:
-                raise UserError(
-                    f"calibration {path}: no term {term!r}; {nearest(term, TERMS)}", field="factors"
-                )
+            return None
+        found = read_calibration(Path(str(self.factors)))
+        if found.machine and load_machine(found.machine) != load_machine(str(self.machine)):
+            raise UserError(
+                f"calibration {self.factors}: its factors are of the machine {found.machine!r}; "
+                f"valid: machine = that one, not {self.machine!r}",
+                field="factors",
+            )
         return found
+
+    def _other(self, found: CalibrationFile) -> str:
+        """In what the calibrated engine was another than this one; its model is not known here."""
+        layout, formats = msgspec.structs.asdict(self.layout), msgspec.structs.asdict(self.formats)
+        changed = [
+            k for k, v in {**layout, **formats}.items() if {**found.layout, **found.formats}.get(k, v) != v
+        ]
+        return f", extrapolated to another {', '.join(changed)}" if changed else ""
 
 
 def _given(config: SimulatedConfig, names: Iterable[str]) -> dict[str, Any]:
@@ -125,15 +137,23 @@ def make(config: SimulatedConfig, ctx: Context) -> Any:
         if ctx.architecture is None:
             raise UserError("executor 'simulated' needs the architecture of the model in its context")
         machine = load_machine(str(config.machine))
-        model = StepModel(ctx.architecture, machine, config.layout, config.formats, config.fitted())
-        return machine_executor(ctx, model, limited=config.unlimited is not True)
+        found = config.calibration()
+        model = StepModel(
+            ctx.architecture,
+            machine,
+            config.layout,
+            config.formats,
+            found.factors if found else None,
+            found.correction if found else None,
+        )
+        return machine_executor(ctx, model, limited=config.unlimited is not True, pace=config.pace)
     step, token, row = (
         value if (value := getattr(config, name)) is not UNSET else default
         for name, default in CONSTANTS.items()
     )
 
     def cost(plan: ExecutorPlan) -> float:
-        return (step + token * plan.tokens + row * plan.rows) / 1000.0
+        return config.pace * (step + token * plan.tokens + row * plan.rows) / 1000.0
 
     return simulated_executor(ctx, cost)
 

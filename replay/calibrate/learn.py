@@ -11,16 +11,24 @@ from numpy.typing import NDArray
 
 from bien.core.costs.calibrate import Kernel, Places, choose
 from bien.core.costs.factors import CalibrationFile, Range, Residuals
-from bien.core.costs.fit import FEWEST, Fit, fit
+from bien.core.costs.fit import FEWEST, Fit, fit, place
 from bien.core.costs.observed import Observed
 from bien.core.costs.step import StepModel
 from bien.core.errors import UserError
 
 Array = NDArray[np.float64]
-FITTED = 48  # places, at most
+FITTED = 64  # places, at most
 FOLDS = 5
 LEAST_DEVIATION = 0.01  # no machine repeats itself better
-_DESIGN = Kernel(constant=1.0, smooth=0.3, slopes=(0.3, 0.3, 0.3), noise=0.05)
+_DESIGN = Kernel(constant=1.0, smooth=0.3, slopes=(0.1, 0.1, 0.1), noise=0.05)
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What was observed, in words for people; `machine` as its costs are found again."""
+
+    engine: str
+    model: str
+    machine: str
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -38,7 +46,7 @@ class Learnt(msgspec.Struct, frozen=True):
     compared: list[Compared]
 
 
-def learn(model: StepModel, observed: Sequence[Observed], engine: str, most: int = FITTED) -> Learnt:
+def learn(model: StepModel, observed: Sequence[Observed], subject: Subject, most: int = FITTED) -> Learnt:
     """Fits to at most `most` places, two thirds of those there are, chosen by where they lie and not by what
     was measured there; errors are those of the rest. Observations of requests without steps (their way)
     are all fitted to. UserError: they say too little."""
@@ -50,35 +58,37 @@ def learn(model: StepModel, observed: Sequence[Observed], engine: str, most: int
             field="calibrate",
         )
     ways = [o for o in observed if not o.steps]
-    places = Places(np.array([_features(o) for o in steps]), [""] * len(steps))
-    chosen = set(choose(_DESIGN, places, min(most, len(steps) * 2 // 3)))
+    chosen = set(_choose(steps, most))
     inside = [o for i, o in enumerate(steps) if i in chosen]
     rest = [o for i, o in enumerate(steps) if i not in chosen]
     found = fit(model, [*inside, *ways])
     layout: dict[str, Any] = msgspec.structs.asdict(model.layout)
     calibration = CalibrationFile(
         factors=found.factors,
+        correction=found.correction,
         request_seconds=found.request_seconds,
         token_seconds=found.token_seconds,
         deviation=_deviation(model, steps, ways),
         ranges=_ranges(inside),
-        engine=engine,
-        model=model.a.model,
-        machine=model.machine.name,
+        engine=subject.engine,
+        model=subject.model,
+        machine=subject.machine,
         layout=layout,
         formats=msgspec.structs.asdict(model.formats),
         fitted=residuals(model, found, inside),
         held_out=residuals(model, found, rest),
     )
+    calibrated = found.model(model)
     compared = [
-        Compared(o.place, o.seconds, found.seconds(model, o), o.repeats, i in chosen)
+        Compared(o.place, o.seconds, found.seconds(calibrated, o), o.repeats, i in chosen)
         for i, o in enumerate(steps)
     ]
     return Learnt(calibration, compared)
 
 
 def residuals(model: StepModel, found: Fit, observed: Sequence[Observed]) -> Residuals:
-    predicted = np.array([found.seconds(model, o) for o in observed])
+    calibrated = found.model(model)
+    predicted = np.array([found.seconds(calibrated, o) for o in observed])
     measured = np.array([o.seconds for o in observed])
     repeats = np.array([o.repeats for o in observed])
     off = np.abs(predicted / measured - 1)
@@ -93,11 +103,18 @@ def _deviation(model: StepModel, steps: Sequence[Observed], ways: Sequence[Obser
     for fold in range(FOLDS):
         left = set(order[fold::FOLDS].tolist())
         kept = [o for i, o in enumerate(steps) if i not in left]
-        if len({o.place for o in kept}) < FEWEST:
+        if len(kept) < FEWEST + 4:
             continue
-        found = fit(model, [*kept, *ways])
+        found = fit(model, [*(kept[i] for i in _choose(kept, FITTED)), *ways])
         totals.append(np.log1p(residuals(model, found, [steps[i] for i in left]).total))
     return max(LEAST_DEVIATION, float(np.sqrt(np.mean(np.square(totals)))) if totals else 0.0)
+
+
+def _choose(steps: Sequence[Observed], most: int) -> list[int]:
+    places = Places(np.array([_octaves(o) for o in steps]), [""] * len(steps))
+    # Steps that come often decide of a whole replay.
+    often = np.sqrt(np.array([o.repeats for o in steps], dtype=np.float64))
+    return choose(_DESIGN, places, min(most, len(steps) * 2 // 3), often)
 
 
 def _ranges(observed: Sequence[Observed]) -> dict[str, Range]:
@@ -110,8 +127,6 @@ def _ranges(observed: Sequence[Observed]) -> dict[str, Range]:
     return {name: Range(min(v), max(v)) for name, v in values.items()}
 
 
-def _features(o: Observed) -> tuple[float, float, float]:
-    tokens = float(np.mean([s.tokens for s in o.steps]))
-    rows = float(np.mean([s.rows for s in o.steps]))
-    seen = float(np.mean([s.looked_at / s.tokens for s in o.steps]))
-    return tuple(np.log2((tokens, rows, seen)) / 2)  # type: ignore[return-value]
+def _octaves(o: Observed) -> Array:
+    mean: Array = np.mean([place(s) for s in o.steps], axis=0)
+    return mean

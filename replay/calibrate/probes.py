@@ -36,7 +36,8 @@ class Reach(msgspec.Struct, frozen=True):
 def batches(reach: Reach) -> list[Batch]:
     """Powers of two of sessions, prompts four times as long each time, the longest first of all where they
     would exceed `reach.tokens`: dearer ones go. UserError: the engine holds too little for any."""
-    longest = min(reach.context - TURNS * (ANSWER + SHORTEST), reach.cache)
+    # Two additions, one of a quarter of the prompt, and answers come on top of it.
+    longest = min((reach.context - TURNS * (ANSWER + SHORTEST)) * 4 // 5, reach.cache * 4 // 5)
     if longest < SHORTEST:
         raise UserError(
             f"an engine with room for {max(0, reach.context)} tokens of a session and {reach.cache} of all "

@@ -21,6 +21,10 @@ def simulate(
     deployment: Annotated[
         str, typer.Option(help="A deployment.toml, or the name of a built-in deployment.")
     ] = "simulated",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Step costs of all pools: a file of `bien calibrate`, of an engine like theirs."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Workers of the deployment's only pool, instead of what it says.")
     ] = None,
@@ -44,6 +48,10 @@ def simulate(
             help="Simulate once more, one session tree at a time with an ideal cache: jobs.slowdown."
         ),
     ] = False,
+    interval: Annotated[
+        bool,
+        typer.Option(help="Simulate twice more, as fast and as slow as the costs may be: intervals."),
+    ] = True,
     ladder: Annotated[
         str | None,
         typer.Option(
@@ -60,6 +68,7 @@ def simulate(
     loaded."""
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
+    from bien.replay.interval import find_intervals
     from bien.replay.ladder import check_alone, climb, ladder_outputs, parse_caps
     from bien.replay.ladder_display import finish_ladder
     from bien.replay.ladder_runs import simulated_rung
@@ -70,7 +79,7 @@ def simulate(
     from bien.replay.run import INTERRUPTED
     from bien.replay.say import say
     from bien.replay.signals import end_as_ctrl_c
-    from bien.replay.simulation import SimulationPlan, with_workers
+    from bien.replay.simulation import SimulationPlan, calibrated, with_workers
     from bien.replay.simulation import simulate as run
     from bien.replay.simulation_display import SimulationDisplay
     from bien.replay.summary import print_summary
@@ -88,6 +97,8 @@ def simulate(
         open_loop=None if concurrency is None and ladder is None else False,
     ).check()
     chosen = composed(deployment).deployment
+    if calibration is not None:
+        chosen = calibrated(chosen, calibration)
     if workers is not None:
         chosen = with_workers(chosen, workers)
     manager, traces = PluginManager.load(), tuple(trace or ())
@@ -105,6 +116,8 @@ def simulate(
     with SimulationDisplay(survey) as display:
         done = run(plan, manager, display.tick)
     result = done.result
+    if interval and not done.interrupted:
+        result.intervals = find_intervals(plan, result)
     try:
         write_result(json, result)
         write_turns(json, turn_lines(done.driver.records, done.driver.started))

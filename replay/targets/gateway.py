@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from bien.core.errors import BienError, OverloadError
 from bien.core.request import GenerateRequest, SamplingParams
 from bien.gateway.core import Gateway
@@ -10,11 +12,23 @@ from bien.replay.target import TargetInfo, TurnRequest
 from bien.traces.materialize import scoped
 
 
+class Way(msgspec.Struct, frozen=True):
+    """Seconds that requests are on their way outside of engines: parsed, tokenised, written."""
+
+    request: float = 0.0
+    token: float = 0.0  # of the prompt
+
+    def seconds(self, prompt_tokens: int) -> float:
+        return self.request + self.token * prompt_tokens
+
+
 class GatewayTarget:
     """Times are those of the gateway's clock. Does not own the gateway."""
 
-    def __init__(self, gateway: Gateway, info: TargetInfo) -> None:
+    def __init__(self, gateway: Gateway, info: TargetInfo, way: Way | None = None) -> None:
+        """`way`: before the gateway sees a request. All of it: what follows it comes as late as that."""
         self.info = info
+        self._way = way or Way()
         self._gateway = gateway
 
     async def generate(self, request: TurnRequest, record: TurnRecord) -> None:
@@ -29,6 +43,8 @@ class GatewayTarget:
         )
         clock = self._gateway.clock
         record.sent = clock.time()
+        if (way := self._way.seconds(len(request.prompt))) > 0:
+            await clock.sleep(way)
         try:
             async with self._gateway.generate(work) as stream:
                 stream.late = True  # a task switch costs more than all else that an output does

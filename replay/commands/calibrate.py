@@ -1,0 +1,56 @@
+"""`bien calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("calibrate")(calibrate)
+
+
+def calibrate(
+    deployment: Annotated[
+        str, typer.Argument(help="A deployment.toml, or the name of a built-in deployment, with one pool.")
+    ] = "laptop",
+    machine: Annotated[
+        str, typer.Option(help="What it runs on: a known machine, or the path of a .toml file.")
+    ] = "cpu-2core",
+    tokens: Annotated[int, typer.Option(help="Prompt tokens of all probes together, about.")] = 40_000,
+    context: Annotated[int, typer.Option(help="Tokens of the longest probe.")] = 4096,
+    out: Annotated[
+        Path, typer.Option(help="Where the calibration goes: `factors` of the executor `simulated`.")
+    ] = Path("calibration.json"),
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted over measured there, as a PNG.")] = None,
+) -> None:
+    """Fit the simulator's costs to a running engine: probes of many sizes run on it, its steps are recorded,
+    some are fitted to, and the error on all others is printed."""
+    from bien.core.clock import WallClock
+    from bien.core.errors import UserError
+    from bien.replay.calibrate.display import print_learnt
+    from bien.replay.calibrate.plot import write_plot
+    from bien.replay.calibrate.run import calibrate_own, write_calibration
+    from bien.replay.commands.deployment import composed
+    from bien.replay.display import Display
+    from bien.replay.files import check_folder
+    from bien.replay.say import say
+
+    for name, value, least in (("tokens", tokens, 1000), ("context", context, 256)):
+        if value < least:
+            raise UserError(f"--{name} is {value}; valid: {least} or more")
+    for path, what in ((out, "calibration"), (plot, "plot")):
+        if path is not None:
+            check_folder(path, what)
+    composition = composed(deployment)
+    with Display(WallClock()) as display:
+        learnt = calibrate_own(composition, machine, display.step, tokens=tokens, context=context)
+    print_learnt(learnt)
+    write_calibration(out, learnt)
+    say(f"written to {out}")
+    if plot is not None:
+        write_plot(plot, learnt)
+        say(f"drawn to {plot}")
