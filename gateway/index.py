@@ -35,7 +35,8 @@ class KVIndex(Protocol):
         ...
 
     def overlaps(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
-        """Usable prefix in *blocks* per target, over all KV groups."""
+        """Usable prefix in *blocks* per target, over all KV groups: held by some tier, or, of a
+        `TieredIndex`, by the worker's first tier. A target that has not joined has none."""
         ...
 
     def close(self) -> None: ...
@@ -43,11 +44,11 @@ class KVIndex(Protocol):
 
 @runtime_checkable
 class TieredIndex(KVIndex, Protocol):
-    """An index that tells the device's blocks from those of slower tiers."""
+    """An index that tells the blocks of a worker's first tier, the device's, from those of slower ones."""
 
     def loadable(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
-        """Per target, blocks beyond `overlaps` up to which each one lies in some tier there, over all KV
-        groups: what a load spares computing."""
+        """Per target, blocks beyond `overlaps` that are usable if what any tier there holds counts, over all
+        KV groups: what a load spares computing."""
         ...
 
 

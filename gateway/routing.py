@@ -37,18 +37,19 @@ class RouteRequest:
 
 
 def cached_tokens(request: RouteRequest, target: Target) -> int:
-    """What `target` will find in its cache: its overlap, in full blocks and short of the last token, which
-    is always computed (its logits give the first output)."""
+    """What `target` need not compute: overlap and what it loads from a slower tier, in full blocks and short
+    of the last token, which is always computed (its logits give the first output)."""
     block = target.info.block_tokens
-    return min(target.overlap, request.prompt_tokens - 1) // block * block
+    return min(target.overlap + target.loadable, request.prompt_tokens - 1) // block * block
 
 
 @dataclass(slots=True)
 class Decision:
-    """`target` indexes the list given to `choose`."""
+    """`target` indexes the list given to `choose`. The gateway gives the same object to `observe`: what a
+    router wants to remember of a request it can put into `reasons`, which are exported."""
 
     target: int
-    predicted_cached: int
+    predicted_cached: int  # tokens that it will not compute, whatever the tier (see `cached_tokens`)
     reasons: dict[str, float | str] = field(default_factory=dict)
 
 
@@ -73,7 +74,9 @@ class Router(Protocol):
         """Pick one of at least one live target. Must be deterministic given its ctx.rng."""
         ...
 
-    def observe(self, decision: Decision, outcome: Outcome) -> None: ...
+    def observe(self, decision: Decision, outcome: Outcome) -> None:
+        """A request ended; `decision` is that of its latest placement."""
+        ...
 
     def report(self, worker: str, stats: WorkerStats) -> None:
         """A worker's load after a step."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bien.core.api import Context, NoParameters, Provider, hookimpl
+import msgspec
+
+from bien.core.api import Context, Provider, hookimpl
 from bien.plugins.indexes._mirror import Mirror
+from bien.plugins.indexes._mirror.metrics import MirrorCollector
+from bien.plugins.indexes._mirror.table import TableChoice
+
+
+class MemoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of `kv_index = { use = "memory", … }`."""
+
+    table: TableChoice = "auto"  # compiled where there is a compiler; "native" insists on it
 
 
 class MemoryIndex(Mirror):
-    """A `KVIndex` in this process."""
+    """A `TieredIndex` in this process."""
 
 
 @hookimpl
@@ -20,10 +30,14 @@ def bien_providers() -> Iterable[Provider]:
             "kv_index",
             "memory",
             _build,
+            MemoryConfig,
             summary="mirror of every worker's blocks in this process, fed by KV events",
         )
     ]
 
 
-def _build(config: NoParameters, ctx: Context) -> MemoryIndex:
-    return MemoryIndex(ctx.clock)
+def _build(config: MemoryConfig, ctx: Context) -> MemoryIndex:
+    index = MemoryIndex(ctx.clock, config.table)
+    if ctx.metrics is not None:
+        ctx.metrics.register(MirrorCollector(index))
+    return index

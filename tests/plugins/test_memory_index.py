@@ -16,14 +16,26 @@ from bien.gateway.index import KVIndex
 from bien.gateway.testing.index import HandClock, IndexSuite, Teller, make_chain
 from bien.plugins.indexes._mirror.chain import Chain
 from bien.plugins.indexes._mirror.engine import Engine
-from bien.plugins.indexes._mirror.groups import Everywhere
+from bien.plugins.indexes._mirror.groups import Everywhere, Somewhere
+from bien.plugins.indexes._mirror.plain import PlainTable
 from bien.plugins.indexes._mirror.runs import Runs
-from bien.plugins.indexes.memory import MemoryIndex, bien_providers
+from bien.plugins.indexes._mirror.table import TableChoice
+from bien.plugins.indexes.memory import MemoryConfig, MemoryIndex, bien_providers
 
 
-class TestMemoryIndex(IndexSuite):
+class TestCompiled(IndexSuite):
     def build(self, clock: Clock) -> KVIndex:
-        return MemoryIndex(clock)
+        return MemoryIndex(clock, "native")
+
+
+class TestInPython(IndexSuite):
+    def build(self, clock: Clock) -> KVIndex:
+        return MemoryIndex(clock, "python")
+
+
+@pytest.fixture(params=["native", "python"])
+def table(request: pytest.FixtureRequest) -> TableChoice:
+    return request.param  # type: ignore[no-any-return]
 
 
 def info(
@@ -39,8 +51,8 @@ def info(
     )  # fmt: skip
 
 
-def index_of(*infos: WorkerInfo) -> MemoryIndex:
-    index = MemoryIndex(HandClock())
+def index_of(*infos: WorkerInfo, table: TableChoice = "native") -> MemoryIndex:
+    index = MemoryIndex(HandClock(), table)
     for i in infos:
         index.join(i)
     return index
@@ -54,14 +66,23 @@ def removed(hashes: list[bytes], group: int = 0, tier: str = "device") -> KVEven
     return KVEvent("removed", group, b"", b"".join(hashes), tier)
 
 
-def test_the_provider_builds_it() -> None:
+def whole_group(index: MemoryIndex) -> Everywhere | Runs:
+    assert isinstance(index._table, PlainTable)
+    (engine,) = index._table._engines.values()
+    group = engine.near.whole[0]
+    assert not isinstance(group, Somewhere)
+    return group
+
+
+def test_the_provider_builds_it(table: TableChoice) -> None:
     (provider,) = bien_providers()
     assert (provider.kind, provider.name) == ("kv_index", "memory")
-    assert isinstance(provider.factory(provider.config_type(), Context(clock=VirtualClock())), MemoryIndex)
+    index = provider.factory(MemoryConfig(table), Context(clock=VirtualClock()))
+    assert isinstance(index, MemoryIndex) and index.table == table
 
 
-def test_depth_of_each_worker() -> None:
-    index = index_of(info("a"), info("b"), info("c"))
+def test_depth_of_each_worker(table: TableChoice) -> None:
+    index = index_of(info("a"), info("b"), info("c"), table=table)
     blocks = make_chain("x", 9)
     Teller(index, "a").tell(stored(blocks[:6]))
     Teller(index, "b").tell(stored(blocks))
@@ -73,8 +94,8 @@ def test_depth_of_each_worker() -> None:
     assert index.overlaps(b"".join(blocks), targets) == [6, 0, 0, 0, 0]
 
 
-def test_a_gap_and_a_foreign_generation_ask_for_a_snapshot() -> None:
-    index = index_of(info())
+def test_a_gap_and_a_foreign_generation_ask_for_a_snapshot(table: TableChoice) -> None:
+    index = index_of(info(), table=table)
     feed = Teller(index)
     blocks = make_chain("x", 4)
     key = b"".join(blocks)
@@ -98,7 +119,7 @@ def test_a_gap_and_a_foreign_generation_ask_for_a_snapshot() -> None:
 
 
 def test_holes_switch_bisection_off_until_they_close() -> None:
-    index = index_of(info())
+    index = index_of(info(), table="python")
     feed = Teller(index)
     blocks = make_chain("x", 32)
     key = b"".join(blocks)
@@ -107,7 +128,7 @@ def test_holes_switch_bisection_off_until_they_close() -> None:
     assert index.overlaps(key, [("w", 0)]) == [5]
     feed.tell(stored(blocks[5:6], blocks[4]))
     assert index.overlaps(key, [("w", 0)]) == [32]
-    whole = index._engines["w", 0].whole[0]
+    whole = whole_group(index)
     assert isinstance(whole, Everywhere) and whole.orphans == 0
     feed.tell(removed([make_chain("other", 1)[0], blocks[31]]))  # an unknown block spoils no removal
     assert index.overlaps(key, [("w", 0)]) == [31]
@@ -115,31 +136,35 @@ def test_holes_switch_bisection_off_until_they_close() -> None:
     assert index.overlaps(key, [("w", 0)]) == [0]
 
 
-def test_a_block_is_there_while_any_tier_holds_it() -> None:
-    index = index_of(info())
+def test_a_block_is_there_while_any_tier_holds_it(table: TableChoice) -> None:
+    index = index_of(info(), table=table)
     feed = Teller(index)
     blocks = make_chain("x", 4)
     key = b"".join(blocks)
+
+    def reach() -> tuple[int, int]:
+        return index.overlaps(key, [("w", 0)])[0], index.loadable(key, [("w", 0)])[0]
+
     feed.tell(stored(blocks))
     feed.tell(stored(blocks[::-1], tier="host"))  # in any order, without parents
+    assert reach() == (4, 0)
     feed.tell(removed(blocks))
-    assert index.overlaps(key, [("w", 0)]) == [4]
+    assert reach() == (0, 4)
     feed.tell(removed(blocks[2:3], tier="disk"))
     feed.tell(removed(blocks[2:3], tier="host"))
-    assert index.overlaps(key, [("w", 0)]) == [2]
+    assert reach() == (0, 2)
     feed.tell(KVEvent("cleared", tier="host"))
-    assert index.overlaps(key, [("w", 0)]) == [0]
+    assert reach() == (0, 0)
     feed.tell(stored(blocks[1:], tier="host"))
-    assert index.overlaps(key, [("w", 0)]) == [0]
+    assert reach() == (0, 0)
     feed.tell(stored(blocks[:1], tier="host"))
-    assert index.overlaps(key, [("w", 0)]) == [4]
-    feed.tell(stored(blocks))
-    whole = index._engines["w", 0].whole[0]
-    assert isinstance(whole, Everywhere) and whole.orphans == 0
+    assert reach() == (0, 4)
+    feed.tell(stored(blocks[:3]))
+    assert reach() == (3, 1)
 
 
-def test_predictions_end_by_time_or_by_event() -> None:
-    index = index_of(info())
+def test_predictions_end_by_time_or_by_event(table: TableChoice) -> None:
+    index = index_of(info(), table=table)
     clock = index._clock
     assert isinstance(clock, HandClock)
     blocks, target = make_chain("x", 6), [("w", 0)]
@@ -160,13 +185,13 @@ def test_predictions_end_by_time_or_by_event() -> None:
     assert index.overlaps(b"".join(blocks), target) == [4]
 
 
-def test_a_predicted_state_is_only_where_snapshots_are_taken() -> None:
-    index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 8)))
+def test_a_predicted_state_is_only_where_snapshots_are_taken(table: TableChoice) -> None:
+    index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 8)), table=table)
     blocks, target = make_chain("x", 7), [("w", 0)]
     index.predict("w", 0, b"".join(blocks), 9.0)
     assert index.overlaps(b"".join([*blocks, *make_chain("y", 2)]), target) == [7]
     assert index.overlaps(b"".join([*blocks[:5], *make_chain("y", 2)]), target) == [4]
-    index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 0)))
+    index = index_of(info(kinds=("full", "state"), windows=(0, 0), every=(0, 0)), table=table)
     index.predict("w", 0, b"".join(blocks), 9.0)
     assert index.overlaps(b"".join([*blocks[:5], *make_chain("y", 2)]), target) == [0]
 
@@ -174,10 +199,13 @@ def test_a_predicted_state_is_only_where_snapshots_are_taken() -> None:
 KINDS = st.lists(st.sampled_from(["full", "latent", "window", "state"]), min_size=1, max_size=4)
 
 
-@given(KINDS, st.data())
-def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObject) -> None:
+@pytest.mark.parametrize("table", ["native", "python"])
+@given(kinds=KINDS, data=st.data())
+def test_agrees_with_the_pools_to_the_block(
+    table: TableChoice, kinds: list[str], data: st.DataObject
+) -> None:
     windows = tuple(data.draw(st.integers(1, 14)) if kind == "window" else 0 for kind in kinds)
-    index = index_of(info(kinds=tuple(kinds), windows=windows, every=(0,) * len(kinds)))
+    index = index_of(info(kinds=tuple(kinds), windows=windows, every=(0,) * len(kinds)), table=table)
     feed = Teller(index)
     n = data.draw(st.integers(1, 10))
     blocks = make_chain("x", n)
@@ -196,9 +224,9 @@ def test_agrees_with_the_pools_to_the_block(kinds: list[str], data: st.DataObjec
         present = [np.array([i in h for i in range(n)]) for h in have]
         expected = usable_blocks(groups_from(kinds, windows, 4), present)
         assert index.overlaps(b"".join(blocks), [("w", 0)]) == [expected]
-    for engine in index._engines.values():
-        for whole in engine.whole:
-            if isinstance(whole, Runs):
+    if isinstance(index._table, PlainTable):
+        for whole in index._table._engines[0].near.whole:
+            if not isinstance(whole, Everywhere):
                 continue
             parents = whole.parents
             assert whole.orphans == sum(bool(p) and p not in parents for p in parents.values())
@@ -303,9 +331,9 @@ def test_a_tree_of_runs_holds_what_its_events_say(seed: int) -> None:
             way = tree.path(k)
             key = b"".join(map(tree.name, way))
             depth = next((i for i, block in enumerate(way) if block not in tree.present), len(way))
-            assert engine.usable(Chain(key)) == depth
-            assert engine.whole[0].holds(key) == (k in tree.present)
+            assert engine.usable(Chain(key), 0.0) == depth
+            assert engine.near.holds(key) == (k in tree.present)
         if step >= odd:
             break  # with a hole the tree is none
     if odd == 60:
-        assert isinstance(engine.whole[0], Runs)
+        assert isinstance(engine.near.whole[0], Runs)

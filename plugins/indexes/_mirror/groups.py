@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from bien.core.api import HASH_BYTES, KVEvent
 from bien.plugins.indexes._mirror.chain import DEVICE, Chain, split
 
@@ -25,6 +27,14 @@ class Everywhere:
 
     def __contains__(self, block: bytes) -> bool:
         return block in self.parents
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def events(self) -> Iterator[KVEvent]:
+        """What leads to all this, while there has been one tier."""
+        for block, parent in self.parents.items():
+            yield KVEvent("stored", 0, b"" if parent is UNKNOWN else parent, block, self._only)
 
     def holds(self, hashes: bytes) -> bool:
         """Whether the last block of a chain is present."""
@@ -177,6 +187,14 @@ class Somewhere:
             if block in held:
                 return True
         return False
+
+    def __len__(self) -> int:
+        return len(set().union(*self._tiers.values()))
+
+    def events(self) -> Iterator[KVEvent]:
+        """What leads to all this."""
+        for tier, held in self._tiers.items():
+            yield KVEvent("stored", 0, b"", b"".join(held), tier)
 
     def holds(self, hashes: bytes) -> bool:
         """Whether the last block of a chain is present."""

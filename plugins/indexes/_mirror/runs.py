@@ -31,6 +31,9 @@ class Runs:
         # Where lookups ended inside a run, by the last block found: the next chain may branch off there.
         self._forks: dict[bytes, Run] = {}
 
+    def __len__(self) -> int:
+        return sum(len(run.hashes) // HASH_BYTES for run in self._ends.values())
+
     def holds(self, hashes: bytes) -> bool:
         """Whether the last block of a chain is present."""
         return hashes[-HASH_BYTES:] in self._ends or self._match(hashes) == len(hashes)

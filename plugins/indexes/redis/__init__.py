@@ -14,6 +14,7 @@ import msgspec
 
 from bien.core.api import Context, Provider, UserError, hookimpl
 from bien.gateway.api import Publication, check_redis_url
+from bien.plugins.indexes._mirror.table import TableChoice
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 Bytes = Annotated[int, msgspec.Meta(ge=65536)]
@@ -33,6 +34,7 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flush_seconds: Seconds = 0.02  # that a worker gathers batches for one entry
     poll_seconds: Seconds = 0.1  # between looks at the stream
     timeout_seconds: Seconds = 2.0  # of one command
+    table: TableChoice = "auto"  # of the mirror, as of index "memory"
 
     @property
     def publication(self) -> Publication:

@@ -24,6 +24,7 @@ from bien.gateway.api import (
     read_lease,
 )
 from bien.plugins.indexes._mirror import Mirror
+from bien.plugins.indexes._mirror.metrics import MirrorCollector
 from bien.plugins.indexes.redis import RedisConfig
 from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.metrics import IndexCollector
@@ -44,7 +45,7 @@ class RedisIndex:
         self.restores = 0  # caches taken from Redis
         self._config = config
         self._clock = ctx.clock
-        self._mirror = Mirror(ctx.clock)
+        self._mirror = Mirror(ctx.clock, config.table)
         self._link = Link(config.url, config.timeout_seconds, ctx.clock)
         self._starts = Starts(self._link, config.namespace, self._unreadable)
         self._watched: dict[str, Watched] = {}
@@ -56,8 +57,9 @@ class RedisIndex:
         self._task: asyncio.Task[None] | None = None
         if ctx.metrics is not None:
             ctx.metrics.register(IndexCollector(self))
+            ctx.metrics.register(MirrorCollector(self._mirror))
 
-    # KVIndex
+    # TieredIndex
 
     def join(self, info: WorkerInfo) -> None:
         self._watch(Watched(info, connected=True))
@@ -82,6 +84,9 @@ class RedisIndex:
 
     def overlaps(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
         return self._mirror.overlaps(hashes, targets)
+
+    def loadable(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:
+        return self._mirror.loadable(hashes, targets)
 
     def close(self) -> None:
         for task in (self._task, *self._heals.values()):

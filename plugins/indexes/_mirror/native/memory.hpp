@@ -77,7 +77,7 @@ class Slots {
     }
     void insert(uint32_t low, uint32_t number) {
         if (!slots_ || (count_ + 1) * std::size_t{3} > (std::size_t{mask_} + 1) * 2) grow();
-        put(static_cast<uint64_t>(number) + 1 << 32 | low);
+        put((static_cast<uint64_t>(number) + 1) << 32 | low);
         ++count_;
     }
     void erase(uint32_t low, uint32_t which) {
