@@ -31,6 +31,8 @@ class Member:
         self._fresh: deque[tuple[int, Stream]] = deque()
 
     def target(self, overlap: int) -> Target:
+        if self.info.cached_in:  # blocks of an engine are larger than the index's
+            overlap -= overlap % self.info.cached_in
         return Target(self.id, 0, self.info, self.stats, len(self.streams), self.unreported, overlap)
 
     def place(self, stream: Stream, uncached: int) -> int:

@@ -40,6 +40,7 @@ class WorkerInfo(msgspec.Struct, array_like=True, frozen=True):
     snapshot_tokens: tuple[int, ...] = (0,)
     group_blocks: tuple[int, ...] = ()  # capacity of each group's pool
     tiers: tuple[str, ...] = ("device",)  # where its blocks may lie, the fastest first
+    cached_in: int = 0  # tokens: prefixes are found in multiples of these; 0: of block_tokens
 
 
 class WorkerStats(msgspec.Struct, array_like=True, gc=False):

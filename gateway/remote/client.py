@@ -56,6 +56,7 @@ class RemoteClient:
             raise
         capacity = endpoint.capacity_tokens or (readings.blocks or 0) * (readings.block_tokens or 0)
         boot = secrets.token_hex(8)
+        whole = (readings.block_tokens or 0) % endpoint.block_tokens == 0
         info = WorkerInfo(
             id=endpoint.id,
             generation=f"{boot}.0",
@@ -68,6 +69,7 @@ class RemoteClient:
             group_windows=endpoint.group_windows,
             snapshot_tokens=(0,) * len(endpoint.groups),
             tiers=("device", "host", "disk") if source is not None else ("device",),
+            cached_in=(readings.block_tokens or 0) if whole else 0,
         )
         return cls(info, name, server, clock, watch, source)
 

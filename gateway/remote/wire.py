@@ -136,13 +136,13 @@ def _event(tag: str, fields: Mapping[str, Any]) -> Event:
     if hashes and len(tokens) % len(hashes):
         raise UndecodableError(f"{tag}: {len(tokens)} token_ids for {len(hashes)} blocks")
     about = get("metadata")
-    salt = about.get("cache_salt") if isinstance(about, Mapping) else None
+    salt = get("cache_salt", about.get("cache_salt") if isinstance(about, Mapping) else None)
     return Stored(
         hashes,
         parent,
         tokens,
         get("lora_id") is not None or bool(get("lora_name")),
-        _optional(tag, "metadata.cache_salt", salt, str),
+        _optional(tag, "cache_salt", salt, str),
         extra,
         medium,
         group or 0,
