@@ -140,9 +140,14 @@ class Admission:
         for s, load in self._tier.advance(self._owner.settled):
             self._loaded(s, load)
 
-    def steps_that_fit(self, sequences: list[Sequence], steps: int) -> int:
-        """The largest number of decode steps <= `steps` that need no more blocks than there are."""
-        if self._ordered and self._tier.present:  # what they commit is saved from then on, not from later
+    def steps_that_fit(self, sequences: list[Sequence], steps: int, waiting: bool) -> int:
+        """The largest number of decode steps <= `steps` that need no more blocks than there are.
+
+        With WINDOW or STATE groups they stay inside a block where the next plan may be another one once a
+        block is full: blocks that come free, and snapshots that go, may let in who waits. So they do where
+        there is a store, to which blocks go as soon as they are full.
+        """
+        if self._ordered and (self._tier.present or (waiting and self._free)):
             steps = min(steps, max(1, min(-s.planned % self._block for s in sequences)))
         room = min((self._cache.available(g) for g in self._paged), default=0)
         if self._need(sequences, steps) <= room:

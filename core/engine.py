@@ -238,7 +238,8 @@ class Engine:
                 return 1
             steps = min(steps, s.remaining + 1)
             sequences.append(s)
-        steps = self._admission.steps_that_fit(sequences, steps)
+        waiting = len(self._sequences) > len(sequences)
+        steps = self._admission.steps_that_fit(sequences, steps, waiting)
         flight.in_order = steps > 1 and self._admission.in_order(sequences, steps)
         return steps
 

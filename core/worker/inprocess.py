@@ -1,4 +1,4 @@
-"""A worker in the gateway's own process: one coroutine drives the engine on a clock.
+"""A worker in the gateway's own process: timers of the running loop drive the engine on a clock.
 
 With a simulated executor on a virtual clock, steps that repeat are skipped in one jump. A jump is cut
 where something arrives: the steps whose time has passed are settled (`catch_up`), the one under way ends
@@ -47,13 +47,13 @@ class InProcessClient:
         self._growing = getattr(executor, "growing", None)  # costs of the steps of a jump
         self._listener: WorkerListener | None = None
         self._inbox: list[Callable[[], None]] = []
-        self._wake = asyncio.Event()
         self._alive = True
         self._requests = RequestMap()
         self._frames = FrameMaker(info.id, info.generation)
         self._stats = WorkerStats()  # as last sent
         self._flight: _Flight | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by `attach`
+        self._timer: asyncio.Handle | None = None  # of what comes next; None: nothing until a request does
 
     # -- WorkerClient
 
@@ -63,8 +63,8 @@ class InProcessClient:
 
     def attach(self, listener: WorkerListener) -> None:
         self._listener = listener
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.info.id}")
-        self._task.add_done_callback(self._ended)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_soon(self._go)
 
     def submit(self, rid: int, request: GenerateRequest) -> None:
         self._post(lambda: self._accept(rid, request))
@@ -90,56 +90,74 @@ class InProcessClient:
         # The last step of a jump is settled by its own timer: it may finish sequences.
         done = min(done, flight.steps - 1)
         if done >= 1:
-            self._settle(flight, done, late=True)
-            self._flight = self._issue(flight.start + flight.elapsed(done))
-            assert self._flight is not None, "a stationary scheduler planned nothing"
-            self._flight.steps = min(self._flight.steps, flight.steps - done)
-            self._flight.timer = flight.timer
+            seconds = flight.elapsed(done)
+            report = self.engine.advance(flight.result, done, seconds)
+            times = flight.start + flight.seconds, flight.start + seconds
+            flight.advance(done)
+            self._emit(report, times)
 
     async def close(self) -> None:
         if not self._alive:
             return
-        self._alive = False
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._stop()
         self.engine.close()
         self._executor.close()
 
     def kill(self, reason: str = "killed") -> None:
         """Die without a word, as a crashed process does (for tests and failure models)."""
         if self._alive:
-            self._alive = False
-            if self._task is not None:
-                self._task.cancel()
+            self._stop()
             if self._listener is not None:
                 self._listener.on_death(self, reason)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:  # a fault of our own: to the gateway this worker has died
-            log.error("worker %s failed", self.info.id, exc_info=error)
-            self.kill(f"{type(error).__name__}: {error}")
+    def _stop(self) -> None:
+        self._alive = False
+        if self._timer is not None:
+            self._timer.cancel()
 
     # -- driver
 
-    async def _run(self) -> None:
+    def _go(self) -> None:
+        """Take what has come, and begin a step: `_land` ends it."""
+        try:
+            self._begin()
+        except Exception as error:
+            self._failed(error)
+
+    def _land(self) -> None:
+        """The flight's time has passed."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        try:
+            self._settle(flight)
+            if self._alive:
+                self._begin()
+        except Exception as error:
+            self._failed(error)
+
+    def _begin(self) -> None:
+        loop = self._loop
+        assert loop is not None
         while True:
             inbox, self._inbox = self._inbox, []
             for act in inbox:
                 act()
-            self._wake.clear()
-            self._flight = self._issue(self._clock.time())
-            if self._flight is not None:
-                await self._elapse()
-                continue
+            flight = self._flight = self._issue(self._clock.time())
+            if flight is not None:
+                if self._simulated:
+                    self._timer = loop.call_at(flight.end, self._land)
+                else:
+                    self._timer = loop.call_soon(self._land)  # a real step held the loop: let others run
+                return
             self._emit(self.engine.flush())
-            if self._inbox:
-                continue
-            if self.engine.loading:
-                await self._clock.sleep(0.001)
-            else:
-                await self._wake.wait()
+            if not self._inbox:
+                break
+        self._timer = loop.call_later(0.001, self._go) if self.engine.loading else None
+
+    def _failed(self, error: Exception) -> None:
+        # A fault of our own: to the gateway this worker has died.
+        log.error("worker %s failed", self.info.id, exc_info=error)
+        self.kill(f"{type(error).__name__}: {error}")
 
     def _issue(self, start: float) -> _Flight | None:
         plan = self.engine.begin()
@@ -159,31 +177,11 @@ class InProcessClient:
             result = self._step(handle, first)
         return _Flight(start, result.seconds, steps, result, ends)
 
-    async def _elapse(self) -> None:
-        """Wait until the flight's time has passed, then settle it. Arrivals may shorten it meanwhile."""
-        while True:
-            flight = self._flight
-            assert flight is not None
-            end = flight.start + flight.elapsed(flight.steps)
-            wait = end - self._clock.time()
-            if wait <= tolerance(end):
-                break
-            assert self._task is not None
-            loop = self._task.get_loop()
-            timer = flight.timer = loop.create_future()
-            handle = loop.call_later(wait, _ring, timer)
-            await timer
-            handle.cancel()
-        if not self._simulated:
-            await asyncio.sleep(0)  # a real step held the loop: let others run
-        self._settle(flight, flight.steps)
-        self._flight = None
-
-    def _settle(self, flight: _Flight, steps: int, late: bool = False) -> None:
-        seconds = flight.elapsed(steps)
-        report = self.engine.finish_many(flight.result, steps, seconds if self._simulated else None)
+    def _settle(self, flight: _Flight) -> None:
+        seconds = flight.elapsed(flight.steps)
+        report = self.engine.finish_many(flight.result, flight.steps, seconds if self._simulated else None)
         times = None
-        if steps > 1 or late:
+        if flight.steps > 1:
             times = flight.start + flight.seconds, flight.start + seconds
         self._emit(report, times)
 
@@ -192,11 +190,15 @@ class InProcessClient:
             return
         self.catch_up()
         self._inbox.append(act)
-        self._wake.set()
-        if self._flight is not None and self._flight.steps > 1:
-            self._flight.steps = 1
-            if self._flight.timer is not None:
-                _ring(self._flight.timer)
+        flight, loop = self._flight, self._loop
+        if loop is None:
+            return
+        if self._timer is None:
+            self._timer = loop.call_soon(self._go)
+        elif flight is not None and flight.steps > 1:
+            flight.steps = 1
+            self._timer.cancel()
+            self._timer = loop.call_at(flight.end, self._land)
 
     def _accept(self, rid: int, request: GenerateRequest) -> None:
         try:
@@ -226,16 +228,11 @@ class InProcessClient:
             self._listener.on_frame(self, frame)
 
 
-def _ring(timer: asyncio.Future[None]) -> None:
-    if not timer.done():
-        timer.set_result(None)
-
-
 class _Flight:
     """`steps` steps of the same rows, under way since `start`. The first takes `seconds`, and so do the
     others unless `ends` says when each ends, in seconds from `start`."""
 
-    __slots__ = ("ends", "result", "seconds", "start", "steps", "timer")
+    __slots__ = ("ends", "result", "seconds", "start", "steps")
 
     def __init__(
         self, start: float, seconds: float, steps: int, result: StepResult, ends: NDArray[Any] | None = None
@@ -245,7 +242,10 @@ class _Flight:
         self.steps = steps
         self.result = result
         self.ends = ends
-        self.timer: Any = None
+
+    @property
+    def end(self) -> float:
+        return self.start + self.elapsed(self.steps)
 
     def elapsed(self, steps: int) -> float:
         """Seconds from `start` to the end of so many steps."""
@@ -256,3 +256,12 @@ class _Flight:
         if self.ends is None:
             return math.floor(seconds / self.seconds)
         return int(self.ends.searchsorted(seconds, side="right"))
+
+    def advance(self, steps: int) -> None:
+        """The first `steps` steps have been settled."""
+        passed = self.elapsed(steps)
+        self.start += passed
+        self.steps -= steps
+        if self.ends is not None:
+            self.ends = self.ends[steps:] - passed
+            self.seconds = float(self.ends[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bien.core.clock import VirtualClock
@@ -163,6 +163,8 @@ def play(
     grows=st.booleans(),
     states=st.integers(0, 8),
 )
+# A snapshot that is taken in the middle of a jump lets in who waits.
+@example(625364683, "full+state", 37, 2, "priority, not preempting", True, 1)
 def test_a_jumped_run_equals_a_stepped_run(
     seed: int, kinds: str, blocks: int, slots: int, scheduler: str, grows: bool, states: int
 ) -> None:
