@@ -12,6 +12,7 @@ import math
 import uuid
 from collections.abc import Callable
 
+import aiohttp
 import msgspec
 
 from bien.core.clock import Clock, WallClock
@@ -23,7 +24,7 @@ from bien.replay.calibrate.probes import Batch, Reach
 from bien.replay.calibrate.remote_checks import OFF, check, check_window
 from bien.replay.calibrate.remote_flow import Flow, Prober, Server
 from bien.replay.calibrate.remote_plan import CHUNK, Lone, RemotePlan, remote_plan
-from bien.replay.calibrate.remote_steps import Window, alone, merged, newcomer, window
+from bien.replay.calibrate.remote_steps import LARGE, Window, alone, merged, newcomer, window
 from bien.replay.targets.http import HttpTarget
 
 TOKENS = 40_000  # prompt tokens of all probes, about
@@ -65,6 +66,7 @@ async def observe(
     clock = WallClock()
     target = await HttpTarget.connect(url, clock, vocab_size=vocab_size)
     try:
+        chunk = chunk or await _stated_chunk(url)
         return await observe_server(
             target, clock, on_batch, tokens=tokens, context=context, sessions=sessions, chunk=chunk
         )
@@ -97,6 +99,23 @@ async def observe_server(
     )
     await observer.all(remote_plan(reach, observer.chunk, spare), on_batch)
     return Seen(merged(observer.observed), state.engine if state else "", server.info.model, observer.notes())
+
+
+async def _stated_chunk(url: str) -> int | None:
+    """SGLang says with what it was started."""
+    timeout = aiohttp.ClientTimeout(total=10)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with session.get(url.rstrip("/").removesuffix("/v1") + "/server_info") as response:
+                body = await response.read() if response.status == 200 else b"{}"
+        stated = msgspec.json.decode(body, type=_ServerInfo).chunked_prefill_size
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+        return None
+    return stated if stated and stated > 0 else None
+
+
+class _ServerInfo(msgspec.Struct):
+    chunked_prefill_size: int | None = None
 
 
 class _Observer:
@@ -188,15 +207,15 @@ class _Observer:
         for record in flow.newcomers:
             seen = newcomer(flow, record, self.chunk, found.seconds, self._engine == "vllm")
             self._split += seen.split
-            self._whole += seen.observed is not None and not seen.split
+            self._whole += seen.observed is not None and not seen.split and record.prompt_tokens >= LARGE
             if seen.observed is None or seen.split:
                 self._drop("the steps of a prompt among others could not be told apart")
             else:
                 self.observed.append(seen.observed)
         if self._split >= 3 and self._split > self._whole:
             raise UserError(
-                f"{self._split} of {self._split + self._whole} prompts took more steps than prompts of up to "
-                f"{self.chunk:,} tokens at a time do; valid: --chunk with what the server was started with "
+                f"{self._split} of {self._split + self._whole} long prompts took more steps than chunks "
+                f"of {self.chunk:,} tokens do; valid: --chunk with what the server was started with "
                 "(vLLM: --max-num-batched-tokens, SGLang: --chunked-prefill-size)",
                 field="chunk",
             )

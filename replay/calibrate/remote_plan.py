@@ -7,11 +7,13 @@ import math
 import msgspec
 
 from bien.core.errors import UserError
-from bien.replay.calibrate.probes import SHORTEST, Batch, Reach, batches
+from bien.replay.calibrate.probes import ANSWER, SHORTEST, TURNS, Batch, Reach, batches
 
 CHUNK = 2048  # tokens of a prompt in one step that vLLM and SGLang allow at least, if nobody has set it
 WINDOW = 24  # decode steps of a batch that are measured
 REPEATS = 2  # of a prompt alone
+LEAST = 128  # tokens of the longest prompt: fewer tell nothing of contexts
+SHORT = 512  # tokens: longer ones cost more than their repeats tell
 _FIRST = 8  # steps in which a batch comes together, beside those of its prompts
 _NEWCOMER = 8  # steps around one prompt that comes in between
 
@@ -44,24 +46,26 @@ def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
     """`spare`: decode steps that pass while the server's metrics are read. UserError: too little room."""
     answer = _answer(Batch(reach.sessions, SHORTEST), 2, chunk, spare)
     longest = min(reach.context, reach.cache) - answer
-    if longest < SHORTEST:
+    if longest < LEAST:
         raise UserError(
             f"a server with room for {reach.context} tokens of a sequence and {reach.cache} of all is too "
-            f"small to calibrate with {reach.sessions} at a time; valid: {SHORTEST + answer} tokens or more"
+            f"small to calibrate with {reach.sessions} at a time; valid: {LEAST + answer} tokens or more"
         )
     lone = _lone(longest, chunk)
-    while len(lone) > 4 and REPEATS * sum(p.cost for p in lone) > reach.tokens / 2:
+    while len(lone) > 4 and sum(p.cost for p in _repeated(lone)) > reach.tokens / 2:
         lone.pop()
-    room = Reach(reach.sessions, longest, reach.cache - reach.sessions * answer, reach.tokens // 2)
+    # Its own reserve for answers and turns is not needed.
+    reserve = TURNS * (ANSWER + SHORTEST)
+    room = Reach(reach.sessions, longest * 5 // 4 + reserve, reach.cache, reach.tokens // 2)
     together = []
-    sizes = [n for n in _doubling(SHORTEST, min(longest, chunk - reach.sessions)) if n * 16 > chunk]
+    sizes = _doubling(2 * SHORTEST, min(longest, chunk - reach.sessions))
     for number, batch in enumerate(batches(room)):
         new = tuple(sizes[(2 * number + i) % len(sizes)] for i in range(2)) if sizes else ()
         new = tuple(n for n in new if batch.sessions * (batch.prompt * 1.3 + answer) + n < reach.cache)
         together.append(Together(batch, new, _answer(batch, len(new), chunk, spare)))
     # A long context leaves less room for its answers.
     together = [t for t in together if t.batch.prompt * 1.3 + t.answer <= reach.context] or together[:1]
-    return RemotePlan(lone * REPEATS, together)
+    return RemotePlan(_repeated(lone), together)
 
 
 def _lone(longest: int, chunk: int) -> list[Lone]:
@@ -70,6 +74,10 @@ def _lone(longest: int, chunk: int) -> list[Lone]:
         sizes = [n for n in _doubling(SHORTEST, min(chunk, longest - prompt)) if prompt >= 128]
         out.append(Lone(prompt, _two(sizes, number)))
     return out
+
+
+def _repeated(lone: list[Lone]) -> list[Lone]:
+    return [*lone, *(p for p in lone if p.prompt <= SHORT for _ in range(REPEATS - 1))]
 
 
 def _two(sizes: list[int], number: int) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from bien.replay.record import TurnRecord
 
 STALL = 3.0  # usual gaps: beyond, the machine did something else
 NEAR = 0.25  # of a gap: how far a newcomer's first token may be from those of its step
-SPLIT = 0.4  # of a step with a prompt: a step before it that takes this much more than usual has one, too
+SPLIT = 1.5  # usual steps: what takes longer has a part of a prompt in it
+LARGE = 512  # tokens of a prompt that may be split
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -111,8 +112,7 @@ def newcomer(flow: Flow, record: TurnRecord, chunk: int, usual: float, mixes: bo
     took = float(np.median(seconds))
     if mixes:
         steps = prompt_steps(0, record.prompt_tokens, chunk, beside)
-        extra = took / len(steps) - usual
-        split = extra > usual and float(np.median(before)) - usual > SPLIT * extra
+        split = record.prompt_tokens >= LARGE and float(np.median(before)) > SPLIT * usual
     else:
         decode = Step(tuple(beside), (1,) * len(beside), len(beside))
         steps = (*prompt_steps(0, record.prompt_tokens, chunk), decode)
@@ -137,9 +137,10 @@ def merged(found: Sequence[Observed]) -> list[Observed]:
 
 
 def _places(steps: Sequence[Step]) -> str:
-    """Of the largest; how many there are follows."""
-    largest = max(steps, key=lambda s: s.tokens)
-    return place(largest) if len(steps) == 1 else f"{place(largest)}/{len(steps)} steps"
+    """Of the first and the last; how many there are follows."""
+    if len(steps) == 1:
+        return place(steps[0])
+    return f"{place(steps[0])}+{place(steps[-1])}/{len(steps)} steps"
 
 
 def _size(o: Observed) -> tuple[float, int]:
