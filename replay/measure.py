@@ -76,7 +76,11 @@ def measure(
             card.send_lag_ms.p99,
             card.loop_lag_ms.p99,
         ),
-        router=RouterReport(metrics.parity(good), load.imbalance if load else None),
+        router=RouterReport(
+            metrics.parity(good),
+            load.imbalance if load else None,
+            load.utilisation if load else None,
+        ),
         speculation=SpeculationReport(metrics.acceptance_length(good)),
         deployment=deployment,
     )

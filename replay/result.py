@@ -138,6 +138,7 @@ class Client(msgspec.Struct):
 class RouterReport(msgspec.Struct):
     parity: float | None  # predicted over actual cached tokens
     imbalance: float | None  # busiest worker over the mean, in windows of 60 s
+    utilisation: float | None = None  # share of the run in which workers computed
 
 
 class SpeculationReport(msgspec.Struct):

@@ -90,8 +90,8 @@ def calibrated(deployment: Deployment, file: Path) -> Deployment:
     """The deployment whose engine a calibration was made on, or one like it, with that engine's costs.
     UserError names what is wrong in the file."""
     found = read_calibration(file)
-    parameters = {"machine": found.machine, "factors": str(file), **found.formats}
-    parameters |= {name: n for name, n in found.layout.items() if n}
+    parameters: dict[str, Any] = {"machine": found.machine, "factors": str(file), **found.formats}
+    parameters |= found.layout
     executor = Selection("simulated", {k: v for k, v in parameters.items() if v})
     pools = tuple(msgspec.structs.replace(pool, executor=executor) for pool in deployment.pool)
     return msgspec.structs.replace(deployment, pool=pools)

@@ -77,7 +77,11 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         facts.append(("cache loss", ", ".join(f"{n.replace('_', ' ')} {v:.1%}" for n, v in parts.items())))
     facts += [
         ("jobs", f"{jobs.count}, {_number(jobs.per_hour, 1)} an hour" + _slowdown(jobs.slowdown)),
-        ("router", f"parity {_number(router.parity, 3)}, imbalance {_number(router.imbalance, 2)}"),
+        (
+            "router",
+            f"parity {_number(router.parity, 3)}, imbalance {_number(router.imbalance, 2)}, "
+            f"workers busy {_share(router.utilisation)}",
+        ),
         (
             "fidelity",
             f"{fidelity.turns:.1%} of turns, {fidelity.tokens:.1%} of tokens, {fidelity.reuse:.1%} of reuse"

@@ -18,9 +18,11 @@ class WorkerLoad:
         self._clock = clock
         self._read = read
         self._samples: list[dict[str, float]] = []
+        self._times: list[float] = []  # of the samples
 
     async def sample(self) -> None:
         self._samples.append(await self._read())
+        self._times.append(self._clock.time())
 
     async def run(self) -> None:
         """Sample until cancelled; call `sample` once more at the end."""
@@ -39,6 +41,16 @@ class WorkerLoad:
                 weighted += max(busy) * len(busy)
                 total += sum(busy)
         return weighted / total if total else None
+
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the time between the first and the last reading in which workers computed, their mean."""
+        if len(self._times) < 2 or self._times[-1] <= self._times[0]:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        busy = sum(max(0.0, last[w] - first.get(w, 0.0)) for w in last)
+        return busy / len(last) / (self._times[-1] - self._times[0]) if last else None
 
 
 def busy_seconds(page: str) -> dict[str, float]:

@@ -12,7 +12,8 @@ def register(app: typer.Typer) -> None:
     """Add the `validate` group to the command line."""
     group = typer.Typer(no_args_is_help=True, help="Put predictions beside measurements.")
     group.command("published")(published)
-    group.callback()(_group)  # one command stays a group
+    group.command("cliffs")(cliffs)
+    group.command("engine")(engine)
     app.add_typer(group, name="validate")
 
 
@@ -51,5 +52,99 @@ def published(
         say(f"drawn to {plot}")
 
 
-def _group() -> None:
-    """Put predictions beside measurements."""
+def engine(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Traces: files, folders, archives. None: the sample that ships with bien."),
+    ] = None,
+    deployment: Annotated[
+        list[str] | None,
+        typer.Option(help="A deployment.toml or a built-in name; repeat it to compare several."),
+    ] = None,
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(help="Of each deployment in turn: a file of `bien calibrate`. None: calibrate first."),
+    ] = None,
+    machine: Annotated[str, typer.Option(help="What it runs on, where it is calibrated.")] = "cpu-2core",
+    concurrency: Annotated[str, typer.Option(help="Session trees at a time, a ladder.")] = "1,2,3,5",
+    runs: Annotated[int, typer.Option(help="Live runs of the first deployment at the highest load.")] = 5,
+    token_scale: Annotated[str, typer.Option(help="Shrink all lengths by F = 1/2^k.")] = "1",
+    time_scale: Annotated[float, typer.Option(help="Multiply the gaps between turns.")] = 0.1,
+    gap_cap: Annotated[float | None, typer.Option(help="Longest gap in seconds, after scaling.")] = None,
+    sessions: Annotated[int | None, typer.Option(help="Replay so many sessions at most.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("validation"),
+) -> None:
+    """Calibrate an engine on this machine, predict whole replays on it, run them, and print what the
+    predictions were off by beside what live runs differ by. Also the picture: interactivity against
+    throughput, measured and predicted."""
+    from bien.replay.commands.deployment import composed
+    from bien.replay.files import pretty, write_whole
+    from bien.replay.options import ReplayOptions, fraction
+    from bien.replay.say import say
+    from bien.replay.validate.engine import validate_engine
+    from bien.replay.validate.engine_display import print_validation
+    from bien.replay.validate.engine_plot import write_plot
+    from bien.replay.validate.engine_subjects import find_subjects, parse_loads
+
+    loads = parse_loads(concurrency, runs)
+    options = ReplayOptions(
+        token_scale=fraction(token_scale, "--token-scale"),
+        time_scale=time_scale,
+        gap_cap=gap_cap,
+        sessions=sessions,
+    ).check()
+    chosen = deployment or ["one-int8", "one-fp32"]
+    subjects = find_subjects(
+        [(name, composed(name)) for name in chosen], calibration or [], machine, out, say
+    )
+    found = validate_engine(subjects, loads, runs, tuple(trace or ()), options, out, say)
+    print_validation(found)
+    write_whole(out / "validation.json", pretty(found), "validation")
+    write_plot(out / "frontier.png", found)
+    say(f"written to {out}: validation.json, frontier.png and every result")
+
+
+def cliffs(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Recorded sessions: files, folders, archives. None: the sample that ships with bien."
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="One published curve: glm-5.2-h200, kimi-k3-b300, kimi-k3-b300-host; repeatable."),
+    ] = None,
+    sessions: Annotated[int | None, typer.Option(help="Simulate so many sessions at most.")] = None,
+    jobs: Annotated[int, typer.Option(help="Simulate so many points at a time, each in a process.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write every point, knee and assumption there.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and cache hits there, as a PNG.")] = None,
+) -> None:
+    """Simulate servers whose published TTFT falls off a cliff at some concurrency, and compare where."""
+    from bien.replay.files import check_folder, pretty, spare, write_whole
+    from bien.replay.run import INTERRUPTED
+    from bien.replay.say import say
+    from bien.replay.signals import end_as_ctrl_c
+    from bien.replay.validate.cliff_display import CliffProgress, print_cliffs
+    from bien.replay.validate.cliff_plot import write_plot
+    from bien.replay.validate.cliffs import arms_named, run_cliffs
+
+    end_as_ctrl_c()
+    traces, arms = tuple(trace or ()), arms_named(arm or ())
+    for path, what in ((json, "validation"), (plot, "plot")):
+        if path is not None:
+            spare(path, traces, what)
+            check_folder(path, what)
+    with CliffProgress(arms) as progress:
+        found = run_cliffs(traces, arms, sessions, jobs, progress.notify)
+    try:
+        print_cliffs(found)
+    finally:
+        if json is not None:
+            write_whole(json, pretty(found), "validation")
+            say(f"written to {json}")
+    if plot is not None:
+        write_plot(plot, found)
+        say(f"drawn to {plot}")
+    if found.interrupted:
+        raise typer.Exit(INTERRUPTED)
