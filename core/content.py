@@ -78,7 +78,7 @@ class RunContent:
         return inside.join(BlockRuns.of([(base + first, stop - first)]))
 
     def prompt(self) -> BlockRuns:
-        return self.named(0, self._length)
+        return self._prompt if self._length == len(self._prompt) else self.named(0, self._length)
 
 
 def content_of(prompt: Prompt, forced: Prompt | None, unique: str) -> Content:

@@ -53,6 +53,7 @@ class Tier:
         self._store = store
         self._clock = clock
         self._cache = cache
+        self._cache.log.saved = store is not None
         self._groups = groups
         self._loads: dict[Sequence, Load] = {}
         self._orphans: list[tuple[Load, SequenceKV]] = []  # aborted while loading
@@ -134,7 +135,6 @@ class Tier:
     def save_committed(self) -> None:
         """Offer newly shared blocks to the store; they are pinned while they are copied."""
         if self._store is None:
-            self._cache.log.drop_committed()
             return
         for g, hashes, blocks in self._cache.take_committed():
             transfer = self._store.save(g, hashes, blocks)

@@ -312,14 +312,19 @@ class KVCache:
         return self.tree.root, 0
 
     def _share(self, kv: SequenceKV, hashes: bytes, stop: int) -> None:
-        for node, lo, hi in self.tree.insert(*self._place(kv), hashes, stop):
+        anchors = self.tree.anchors
+        for node, lo, hi, new in self.tree.insert(*self._place(kv), hashes, stop):
             base = node.start
             for g in self.paged:
-                there, mine = node.blocks[g, lo:hi], kv.blocks[g, base + lo : base + hi]
+                mine = kv.blocks[g, base + lo : base + hi]
+                if new and g in anchors:
+                    self.tree.install(g, node, lo, mine.copy())
+                    continue
+                there = node.blocks[g, lo:hi]
                 empty = (there < 0) & (mine > 0)
                 for a, b in runs(empty.nonzero()[0]):
                     self.tree.install(g, node, lo + a, mine[a:b].copy())
-                if g in self.tree.anchors:
+                if g in anchors:
                     twins = there[there != mine]
                     if len(twins):
                         self.pools[g].ref(twins)

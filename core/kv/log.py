@@ -12,10 +12,11 @@ from bien.core.kv.pool import I32, BlockPool
 class ChangeLog:
     """Written by the tree and the cache, drained by the engine."""
 
-    __slots__ = ("_committed", "_events", "_limit", "_pending", "_pools")
+    __slots__ = ("_committed", "_events", "_limit", "_pending", "_pools", "saved")
 
     def __init__(self, pools: list[BlockPool]) -> None:
         self._pools = pools
+        self.saved = True  # whether anyone asks for `take_committed`; written by the engine's tier
         self._events: list[KVEvent] = []
         # (group, hashes, blocks, births): births tell whether a block still holds what it held.
         self._committed: list[tuple[int, bytes, I32, I32]] = []
@@ -24,6 +25,8 @@ class ChangeLog:
 
     def stored(self, group: int, parent: bytes, hashes: bytes, blocks: I32) -> None:
         self._events.append(KVEvent("stored", group, parent, hashes))
+        if not self.saved:
+            return
         self._committed.append((group, hashes, blocks, self._pools[group].births[blocks]))
         self._pending += len(blocks)
         if self._pending > self._limit:  # an engine without a store never asks, and must not leak
@@ -43,11 +46,6 @@ class ChangeLog:
         self._committed = []
         self._pending = 0
         return out
-
-    def drop_committed(self) -> None:
-        """There is no store to save them."""
-        self._committed.clear()
-        self._pending = 0
 
     def _forget_evicted(self) -> None:
         runs, self._committed = self._committed, []

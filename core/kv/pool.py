@@ -61,9 +61,10 @@ class BlockPool:
         """One reference less; at zero a cached block is idle and any other is free."""
         refs = self.refs[ids] - 1
         self.refs[ids] = refs
-        zero = ids[refs == 0]
-        if not len(zero):
+        held = int(np.count_nonzero(refs))
+        if held == len(refs):
             return
+        zero = ids[refs == 0] if held else ids
         kept = self.cached[zero]
         idle = int(np.count_nonzero(kept))
         self.idle += idle
@@ -77,7 +78,8 @@ class BlockPool:
     def uncache(self, ids: I32) -> None:
         """Blocks left the tree: idle ones are free, referenced ones belong to their holders alone."""
         self.cached[ids] = False
-        idle = ids[self.refs[ids] == 0]
+        refs = self.refs[ids]
+        idle = ids[refs == 0] if np.count_nonzero(refs) else ids
         if len(idle):
             self.idle -= len(idle)
             self._push(idle)

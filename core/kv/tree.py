@@ -80,7 +80,7 @@ class Node:
 
 
 Path = list[tuple[Node, int]]  # nodes from the root's child on, with how many of their blocks match
-Span = tuple[Node, int, int]  # a node and blocks lo..hi of it
+Span = tuple[Node, int, int, bool]  # a node, blocks lo..hi of it, and whether they are new
 
 
 class PrefixTree:
@@ -145,7 +145,8 @@ class PrefixTree:
     def insert(self, node: Node, at: int, hashes: bytes, stop: int) -> list[Span]:
         """Make the path for blocks at..stop of a chain exist; `node` holds block at - 1 (the root for 0).
 
-        Returns its spans in order. New positions are -1 in every group: the caller must `install`.
+        Returns its spans in order. New positions are -1 in every group: the caller must `install`, in every
+        anchored group.
         """
         spans: list[Span] = []
         used = self.tick = self.tick + 1
@@ -154,12 +155,12 @@ class PrefixTree:
             if lo < node.size:
                 n = _common(hashes, at * HASH_BYTES, node.hashes, lo * HASH_BYTES, stop - at)
                 if n:
-                    spans.append((node, lo, lo + n))
+                    spans.append((node, lo, lo + n, False))
                     at += n
                 if at < stop and lo + n < node.size:
                     node = self._split(node, lo + n)
                     if n:
-                        spans[-1] = (node, lo, lo + n)
+                        spans[-1] = (node, lo, lo + n, False)
                 continue
             child = node.children.get(hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES])
             if child is not None:
@@ -171,7 +172,7 @@ class PrefixTree:
                 node = self._add(node, rest)
             else:
                 _append(node, rest)
-            spans.append((node, at - node.start, stop - node.start))
+            spans.append((node, at - node.start, stop - node.start, True))
             at = stop
         node.used[TAILS] = used
         if node.parent is not None and not node.children:
@@ -278,7 +279,10 @@ class PrefixTree:
         for g in self.anchors:
             ids = node.blocks[g, node.size - n : node.size]
             pool = self.pools[g]
-            held = (pool.refs[ids] - pool.pins[ids]).nonzero()[0]
+            refs = pool.refs[ids]
+            if not np.count_nonzero(refs):
+                continue
+            held = (refs - pool.pins[ids]).nonzero()[0]
             if len(held):
                 n -= int(held[-1]) + 1
             if not n:
@@ -320,14 +324,19 @@ class PrefixTree:
 
     def _cut(self, node: Node, n: int) -> None:
         # Drop the last n blocks of a leaf, of all groups.
-        size = node.size - n
+        size, gone = node.size - n, None
         self.version += 1
         for g, pool in enumerate(self.pools):
             ids = node.blocks[g, size : node.size]
-            at = (ids >= 0).nonzero()[0]
-            if len(at):
-                self._removed(g, node, at + size)
-                pool.uncache(ids[at])
+            if g in self.lanes:
+                at = (ids >= 0).nonzero()[0]
+                if len(at):
+                    self._removed(g, node, at + size)
+                    pool.uncache(ids[at])
+            else:  # anchored: all of it is there
+                gone = gone or node.slice(size, node.size)
+                self.log.removed(g, gone)
+                pool.uncache(ids)
         node.blocks[:, size : node.size] = -1
         del node.hashes[size * HASH_BYTES :]
         node.size = size
