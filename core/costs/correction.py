@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 LENGTHS = (0.5, 1.0, 2.0, 4.0)  # octaves over which what is left changes, tried along each axis
 NOISES = (0.02, 0.05, 0.1)  # of a measurement, tried
+GAIN = 0.9  # of the squared error that must remain at most, for what is learnt to be more than chance
 SMOOTH = (0.1, 0.2, 0.4)  # deviation of what is left, tried
 
 
@@ -55,10 +56,10 @@ def correct(places: Array, left: Array, repeats: Sequence[int]) -> Correction:
     place is best said by the others. Where they cannot (nothing is smooth), weights are zero."""
     # Repeats make a mean surer, but never surer than what the place leaves open.
     unsure = np.diag(0.2 + 0.8 / np.sqrt(np.array(repeats, dtype=np.float64)))
-    best: tuple[float, Correction] = (
-        float(np.square(left).mean()),
-        Correction((1.0, 1.0, 1.0), _listed(places), [0.0] * len(left)),
-    )
+    nothing = Correction((1.0, 1.0, 1.0), _listed(places), [0.0] * len(left))
+    if not len(left):
+        return nothing
+    best = GAIN * float(np.square(left).mean()), nothing
     for lengths in product(LENGTHS, LENGTHS, LENGTHS):
         scaled = places / np.array(lengths)
         far = np.square(scaled[:, None] - scaled[None]).sum(-1)

@@ -34,21 +34,19 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 def batches(reach: Reach) -> list[Batch]:
-    """Powers of two of sessions, prompts four times as long each time, the longest first of all where they
-    would exceed `reach.tokens`: dearer ones go. UserError: the engine holds too little for any."""
-    # Two additions, one of a quarter of the prompt, and answers come on top of it.
-    longest = min((reach.context - TURNS * (ANSWER + SHORTEST)) * 4 // 5, reach.cache * 4 // 5)
+    """Powers of two of sessions, prompts four times as long each time; where they ask for more than
+    `reach.tokens`, the dearest are left out. UserError: the engine holds too little for any."""
+    longest = _longest_prompt(min(reach.context, reach.cache))
     if longest < SHORTEST:
         raise UserError(
             f"an engine with room for {max(0, reach.context)} tokens of a session and {reach.cache} of all "
-            f"is too small to calibrate; valid: {SHORTEST + TURNS * (ANSWER + SHORTEST)} tokens or more"
+            f"is too small to calibrate; valid: {_tokens(SHORTEST)} tokens or more"
         )
     rows = sorted({*(2**i for i in range(int(math.log2(reach.sessions)) + 1)), reach.sessions})
     lengths = [SHORTEST]
     while lengths[-1] < longest:
         lengths.append(min(longest, 4 * lengths[-1]))
-    room = reach.cache - reach.sessions * TURNS * (ANSWER + SHORTEST)
-    found = [Batch(n, c) for n in rows for c in lengths if n == 1 or n * c <= room]
+    found = [Batch(n, c) for n in rows for c in lengths if n * _tokens(c) <= reach.cache]
     # Each size costs; of what exceeds the budget the dearest goes, but one of each extreme stays.
     while sum(_cost(b) for b in found) > reach.tokens:
         spare = [b for b in found if b.sessions > 1 and b.prompt > SHORTEST]
@@ -63,13 +61,23 @@ def sessions(batch: Batch, seed: int) -> Iterator[Session]:
     a long context, as agents' tool results are)."""
     for i in range(batch.sessions):
         # Lengths differ, so that sequences start and end one after the other and steps mix.
-        first = max(1, round(batch.prompt * (0.7 + 0.6 * ((0.618 * (i + seed)) % 1)))) if i else batch.prompt
+        first = max(1, round(batch.prompt * (0.6 + 0.4 * ((0.618 * (i + seed)) % 1)))) if i else batch.prompt
         name = f"probe-{seed}-{batch.sessions}x{batch.prompt}-{i}"
         turns, at = [], first
         for n in range(TURNS):
             turns.append(Turn(input=BlockRuns.of([(0, at)]), output=BlockRuns.of([(at, ANSWER + i % 5)])))
             at += ANSWER + i % 5 + max(4, (SHORTEST, batch.prompt // 4)[n % 2])
         yield Session(name, [Stream(0, turns)], scope=name)
+
+
+def _tokens(prompt: int) -> int:
+    """Of the last turn of the longest session of a batch."""
+    return prompt + TURNS * (ANSWER + 4) + max(4, SHORTEST) + max(4, prompt // 4)
+
+
+def _longest_prompt(room: int) -> int:
+    fixed = _tokens(0) - 4
+    return max(0, (room - fixed) * 4 // 5)
 
 
 def _cost(batch: Batch) -> int:
