@@ -57,7 +57,7 @@ def explain_command(
     ] = False,
     rounds: Annotated[
         int, typer.Option(help="Rounds of searching for a placement in hindsight; 0: policies only.")
-    ] = 2,
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     jobs: Annotated[
         int | None, typer.Option(help="Simulations side by side. Left out: one per core.")

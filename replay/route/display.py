@@ -32,7 +32,7 @@ LOST = ("other\nreplica", "evicted", "gone", "rounding", "parity")
 
 
 class RouteProgress:
-    """Use as a context manager."""
+    """Use as a context manager; the bar comes with the first `note`, so that what is wrong is said before."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._bar = Progress(
@@ -47,7 +47,6 @@ class RouteProgress:
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> RouteProgress:
-        self._bar.start()
         return self
 
     def __exit__(
@@ -56,6 +55,7 @@ class RouteProgress:
         self._bar.stop()
 
     def note(self, done: int, of: int) -> None:
+        self._bar.start()
         self._bar.update(self._task, completed=done, total=of)
         self._bar.refresh()
 

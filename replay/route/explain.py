@@ -10,13 +10,13 @@ import msgspec
 
 from bien.core.compose import compose
 from bien.core.deployment import Deployment
-from bien.core.errors import UserError
+from bien.core.errors import BienError, UserError
 from bien.core.plugins import PluginManager
 from bien.replay.costs import pool_costs
 from bien.replay.options import ReplayOptions
 from bien.replay.route.costliest import costliest
 from bien.replay.route.crew import Alone, Crew, Processes
-from bien.replay.route.load import TraceCard, fitting, read_sessions
+from bien.replay.route.load import TraceCard, blocks_for, fitting, read_sessions
 from bien.replay.route.policies import chosen_policies
 from bien.replay.route.pooled import pooled
 from bien.replay.route.report import (
@@ -49,7 +49,7 @@ class RoutePlan(msgspec.Struct, frozen=True):
     policies: tuple[str, ...] = ()  # none: all installed
     ladder: tuple[int, ...] = ()
     requests: int = 0  # costliest decisions that are explained
-    rounds: int = 2  # of searching for a placement in hindsight
+    rounds: int = 1  # of searching for a placement in hindsight
     skip_longer: bool = False
     jobs: int = 1
 
@@ -100,7 +100,12 @@ def explain(
     policies, left_out = chosen_policies(plan.policies, deployment, manager)
     sessions, card = read_sessions(plan.traces, plan.sessions, manager)
     capacity = plan.capacity or _capacity(deployment, manager)
-    sessions, card = fitting(sessions, card, capacity, deployment.model.block_tokens, plan.skip_longer)
+    block_tokens = deployment.model.block_tokens
+    if plan.capacity is None and capacity < card.longest and not plan.skip_longer and _elastic(deployment):
+        raised = blocks_for(card.longest, block_tokens)
+        notes.append(f"capacity is {raised:,}, not {capacity:,} tokens: the longest turn needs that")
+        capacity = raised
+    sessions, card = fitting(sessions, card, capacity, block_tokens, plan.skip_longer)
     sized = {name: _sized(d, capacity, card) for name, d in policies.items()}
     crew: Crew = Alone(sessions, manager) if plan.jobs == 1 else Processes(sessions, plan.jobs)
     try:
@@ -126,6 +131,10 @@ def _capacity(deployment: Deployment, manager: PluginManager) -> int:
     (worker,) = build_workers(compose(one, manager), 0)
     worker.close()
     return worker.info.capacity_tokens
+
+
+def _elastic(deployment: Deployment) -> bool:
+    return "machine" not in deployment.pool[0].executor.parameters
 
 
 def _sized(deployment: Deployment, capacity: int, card: TraceCard) -> Deployment:
@@ -167,6 +176,8 @@ def _explain(
     seen = crew.run(first, course.note)
     runs = dict(zip(names, seen[1:], strict=False))
     tried: dict[str, Seen] = {}
+    if not any(run.whole_run for run in runs.values()):
+        raise BienError("; ".join(_faults(seen)))
     for number in range(searched // 2):
         best = _quickest({**runs, **tried})
         again = [
@@ -207,7 +218,7 @@ def _explain(
 
 
 def _quickest(runs: dict[str, Seen]) -> Seen:
-    return min(runs.values(), key=lambda s: float(s.ttft_ms.mean()) if len(s.ttft_ms) else float("inf"))
+    return min((s for s in runs.values() if s.whole_run), key=lambda s: s.mean_ttft_ms)
 
 
 def _faults(seen: Sequence[Seen]) -> list[str]:

@@ -18,17 +18,18 @@ import numpy as np
 
 from bien.replay.route.variant import Floats, Hindsight, Placement, Seen
 
-BUDGET = 1_500_000  # turns that the model is asked about, of one search
+BUDGET, EACH = 300_000, 500  # turns that the model is asked about: in one search, and more for each turn
+MOVE = 150  # turns that a move costs besides
 BINS = 400  # of the timetable, for the balance of session trees
 LARGE = 0.9  # quantile of uncached tokens: the speed is read off prompts beyond it
 
 
-def improved(given: Hindsight, budget: int = BUDGET) -> Placement:
+def improved(given: Hindsight) -> Placement:
     """The placement that the search ends with; deterministic for a seed."""
     timetable = Timetable(given.seen, given.capacity)
     start = timetable.balanced() if given.balanced else given.seen["worker"].astype(int).tolist()
     search = Search(timetable, start, random.Random(given.seed))
-    search.run(budget)
+    search.run(BUDGET + EACH * len(given.seen.ids))
     return Placement(given.seen.ids, search.placement)
 
 
@@ -158,7 +159,7 @@ class Search:
                 self._turns[w], self._totals[w] = turns, totals[w]
             for i in moved:
                 self.placement[i] = there
-        return sum(map(len, trial.values()))
+        return MOVE + sum(map(len, trial.values()))
 
 
 def prefill_seconds(seen: Seen) -> float:

@@ -75,14 +75,19 @@ def fitting(
     """
     room = capacity // block_tokens * block_tokens
     kept = [s for s in sessions if s.longest <= room]
-    least = -(-card.longest // block_tokens) * block_tokens
+    least = blocks_for(card.longest, block_tokens)
     if len(kept) == len(sessions):
         return sessions, card
     if not skip or not kept:
         longer = len(sessions) - len(kept)
         way = f", or --skip-longer to leave out {longer} of {len(sessions)} sessions" if kept else ""
         raise UserError(
-            f"--capacity is {capacity} tokens a worker, and the longest turn of the trace needs "
-            f"{card.longest} (session {card.longest_session}); valid: {least} or more{way}"
+            f"a worker's capacity is {capacity} tokens, and the longest turn of the trace needs "
+            f"{card.longest} (session {card.longest_session}); valid: --capacity {least} or more{way}"
         )
     return kept, msgspec.structs.replace(described(kept, card), skipped=len(sessions) - len(kept))
+
+
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    """`tokens` in whole blocks, as tokens."""
+    return -(-tokens // block_tokens) * block_tokens

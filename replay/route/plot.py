@@ -45,9 +45,8 @@ def draw_policies(axes: Any, report: RouteReport) -> None:
         oracle.ttft_p90_ms / 1e3, color=SOFT, lw=1, ls="--", zorder=1, label="best found in hindsight"
     )
     axes.axvline(1.0, color=SOFT, lw=1, ls=":", zorder=1, label="one pool of all cache")
-    axes.set_yscale("log")
+    _seconds(axes)
     axes.set_xlabel("cache hit / hit of one pool of the same size")
-    axes.set_ylabel("TTFT p90, s")
     title = f"{report.workers} workers of {report.capacity:,} KV tokens, {report.concurrency} session trees"
     _finish(axes, title)
 
@@ -63,10 +62,19 @@ def draw_levels(axes: Any, report: RouteReport) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(trees, [f"{n:,}" for n in trees])
     axes.minorticks_off()
-    axes.set_yscale("log")
+    _seconds(axes)
     axes.set_xlabel("session trees at a time")
-    axes.set_ylabel("TTFT p90, s")
     _finish(axes, "load")
+
+
+def _seconds(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(10, (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(LogLocator(10, ()))
+    axes.set_ylabel("TTFT p90, s")
 
 
 def _point(axes: Any, number: int, x: float, y: float, name: str) -> None:

@@ -64,11 +64,11 @@ class PolicyReport(msgspec.Struct):
     achieved: float
     imbalance: float | None  # busy time: the busiest worker over the mean, of the whole run
     ttft_ms: Distribution
-    regret: float | None  # mean TTFT over that of the best placement found, less one: 0 is as good
+    regret: float | None  # mean TTFT over that of the best placement found, less one; None: turns failed
     infinite: float  # hit rate of a cache that evicts nothing, in this run's order
     loss: RouteLoss
     parity: float | None  # predicted over actual cached tokens
-    regrets: Regret
+    regrets: Regret | None
     busy_seconds: dict[str, float]
     seconds: float  # of virtual time
     turns: int
@@ -145,10 +145,10 @@ def losses(seen: Seen) -> RouteLoss:
 
 
 def found(runs: dict[str, Seen], tried: dict[str, Seen]) -> Oracle:
-    """The best of each figure over policies and searched placements."""
-    every = {**runs, **tried}
-    mean = {name: float(s.ttft_ms.mean()) if len(s.ttft_ms) else 0.0 for name, s in every.items()}
-    p90 = {name: float(np.percentile(s.ttft_ms, 90)) if len(s.ttft_ms) else 0.0 for name, s in every.items()}
+    """The best of each figure over policies and searched placements, without a turn that failed."""
+    every = {name: s for name, s in {**runs, **tried}.items() if s.whole_run}
+    mean = {name: s.mean_ttft_ms for name, s in every.items()}
+    p90 = {name: float(np.percentile(s.ttft_ms, 90)) for name, s in every.items()}
     hit = {name: s.hit for name, s in every.items()}
     by = {
         "ttft_mean_ms": min(mean, key=mean.__getitem__),
@@ -167,6 +167,7 @@ def found(runs: dict[str, Seen], tried: dict[str, Seen]) -> Oracle:
 def policy_report(seen: Seen, ideal: float, oracle: Oracle) -> PolicyReport:
     ttft = Distribution.of_array(seen.ttft_ms)
     mean, p90 = ttft.mean or 0.0, ttft.p90 or 0.0
+    regrets = Regret(mean - oracle.ttft_mean_ms, p90 - oracle.ttft_p90_ms, oracle.hit - seen.hit)
     loss = losses(seen)
     cached, predicted = float(seen["cached"].sum()), float(seen["predicted"].sum())
     return PolicyReport(
@@ -174,11 +175,11 @@ def policy_report(seen: Seen, ideal: float, oracle: Oracle) -> PolicyReport:
         achieved=seen.hit,
         imbalance=imbalance(seen),
         ttft_ms=ttft,
-        regret=mean / oracle.ttft_mean_ms - 1 if oracle.ttft_mean_ms > 0 else None,
+        regret=mean / oracle.ttft_mean_ms - 1 if seen.whole_run and oracle.ttft_mean_ms else None,
         infinite=seen.hit + sum(msgspec.structs.astuple(loss)),
         loss=loss,
         parity=predicted / cached if cached else None,
-        regrets=Regret(mean - oracle.ttft_mean_ms, p90 - oracle.ttft_p90_ms, oracle.hit - seen.hit),
+        regrets=regrets if seen.whole_run else None,
         busy_seconds=dict(zip(seen.workers, seen.busy, strict=True)),
         seconds=seen.seconds,
         turns=len(seen.ids),
@@ -187,7 +188,8 @@ def policy_report(seen: Seen, ideal: float, oracle: Oracle) -> PolicyReport:
 
 
 def best_of(policies: dict[str, PolicyReport]) -> dict[str, list[str]]:
-    """Names with the best value of each figure, as it is shown."""
+    """Names with the best value of each figure, as it is shown. Policies with failed turns take no part."""
+    policies = {name: p for name, p in policies.items() if not p.errors}
     figures = {
         "achieved": {n: -round(p.achieved, 4) for n, p in policies.items()},
         "imbalance": {n: round(p.imbalance, 3) for n, p in policies.items() if p.imbalance is not None},

@@ -82,6 +82,16 @@ class Seen(msgspec.Struct):
         return float(self["cached"].sum() / max(1.0, self["prompt"].sum()))
 
     @property
+    def whole_run(self) -> bool:
+        """Whether every turn ended well: else the figures are of other turns than those of other runs."""
+        return bool(self.ids) and not self.errors
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        ttft = self.ttft_ms
+        return float(ttft.mean()) if len(ttft) else float("inf")
+
+    @property
     def ttft_ms(self) -> Floats:
         """Of turns that had a token."""
         ttft = self["ttft"]
