@@ -2,8 +2,9 @@
 
 An engine calls its blocks what it likes; what is in them it tells (token ids, and the block before). From
 these our own hash chain is computed, with the key of whoever the block belongs to, so neither the engine's
-hash function nor its seed matter. Its blocks may have any size: one of ours is there exactly while all
-blocks of the engine that hold a part of it are.
+hash function nor its seed matter. Its blocks may have any size: one of ours is there exactly while blocks of
+the engine are there that hold all parts of it. Prompts that part inside one of the engine's blocks have what
+they share of it twice, and it is gone when both are.
 
 Blocks that hold more than tokens (an adapter, images, a salt that is none of ours) have no name here, and so
 have all that follow them: no request can ask for them.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import array
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from bien.core.kv.events import KVEvent
 from bien.core.kv.hashing import HASH_BYTES, continue_chain, root_hash
@@ -52,13 +52,6 @@ class _Block:
             parent = name
 
 
-class _Split(NamedTuple):
-    """One of ours that several of the engine's hold: `parts` of them, in this order."""
-
-    parent: bytes
-    parts: list[EngineHash]
-
-
 class BlockMap:
     """Those of one KV group of one engine."""
 
@@ -70,10 +63,13 @@ class BlockMap:
         self.unknown_salts: set[str] = set()  # of these, such as may turn out to be ours
         self._key_of = key_of
         self._blocks: dict[EngineHash, _Block | None] = {}  # None: a foreign one
-        self._splits: dict[bytes, _Split] = {}  # of ours
-        self._within: dict[EngineHash, list[bytes]] = {}  # the engine's -> ours that it holds a part of
+        # Where the first of ours that ends in a block began in others: all that hold a part of it.
+        self._parts: dict[EngineHash, tuple[EngineHash, ...]] = {}
+        self._within: dict[EngineHash, list[EngineHash]] = {}  # a block -> those of which it is such a part
         self._path: dict[EngineHash, tuple[EngineHash, ...]] = {}  # the engine's -> those with its `rest`
         self._tiers: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few, shared by all blocks
+        # How often one of ours is there, unless it is just one of the engine's.
+        self._often: dict[tuple[str, bytes], int] = {}
 
     def __len__(self) -> int:
         """Blocks of the engine that are known, foreign ones too."""
@@ -97,7 +93,7 @@ class BlockMap:
             if block is None:
                 self._blocks.pop(hash, None)
             elif tier in block.tiers:
-                lost += [name for _, name in self._there(hash, block, tier)]
+                lost += [name for _, name in self._there(hash, block, tier) if self._drop(hash, name, tier)]
                 self._leave(hash, block, tier)
         return [KVEvent("removed", self.group, b"", b"".join(lost), tier)] if lost else []
 
@@ -110,26 +106,27 @@ class BlockMap:
             for hash, block in list(self._blocks.items()):
                 if block is not None and tiers[0] in block.tiers:
                     self._leave(hash, block, tiers[0])
+            self._often = {key: n for key, n in self._often.items() if key[0] != tiers[0]}
         return [KVEvent("cleared", self.group, tier=tier) for tier in tiers]
 
     def reset(self) -> None:
         """Nothing is known any more."""
         self._blocks.clear()
-        self._splits.clear()
+        self._parts.clear()
         self._within.clear()
+        self._often.clear()
         self._path.clear()
         self.unknown_salts.clear()
 
     def snapshot(self) -> list[KVEvent]:
         """All that is there, as "stored" events."""
-        return [
-            KVEvent("stored", self.group, parent, name, tier)
-            for block in self._blocks.values()
-            if block is not None
-            for tier in block.tiers
-            for parent, name in block.named()
-            if self._whole(name, tier)
-        ]
+        found: dict[tuple[str, bytes], bytes] = {}
+        for hash, block in self._blocks.items():
+            for tier in block.tiers if block is not None else ():
+                assert block is not None
+                for parent, name in self._ending(hash, block, tier):
+                    found[tier, name] = parent
+        return [KVEvent("stored", self.group, parent, name, tier) for (tier, name), parent in found.items()]
 
     # What blocks are.
 
@@ -183,17 +180,13 @@ class BlockMap:
         at = ours if len(ours) == HASH_BYTES else ours[-HASH_BYTES:] or before.at
         block = _Block(key, before.at, at, content[whole:], ours)
         path = self._path.get(last, ()) if before.rest and last is not None else ()
-        if before.rest and ours:
-            self._join(ours[:HASH_BYTES], before.at, [*path, hash])
+        if path and ours:
+            self._parts[hash] = (*path, hash)
+            for part in path:
+                self._within.setdefault(part, []).append(hash)
         if block.rest:
             self._path[hash] = (hash,) if ours else (*path, hash)
         return block
-
-    def _join(self, ours: bytes, parent: bytes, parts: list[EngineHash]) -> None:
-        if ours not in self._splits:
-            self._splits[ours] = _Split(parent, parts)
-            for part in parts[:-1]:
-                self._within.setdefault(part, []).append(ours)
 
     def _leave(self, hash: EngineHash, block: _Block, tier: str) -> None:
         block.tiers = tuple(t for t in block.tiers if t != tier)
@@ -201,13 +194,11 @@ class BlockMap:
             return
         del self._blocks[hash]
         self._path.pop(hash, None)
-        for _, ours in block.named():
-            split = self._splits.pop(ours, None)
-            for part in split.parts[:-1] if split else ():
-                held = self._within[part]
-                held.remove(ours)
-                if not held:
-                    del self._within[part]
+        for part in self._parts.pop(hash, (hash,))[:-1]:
+            held = self._within[part]
+            held.remove(hash)
+            if not held:
+                del self._within[part]
 
     # Where they are.
 
@@ -220,6 +211,8 @@ class BlockMap:
             tiers = (*block.tiers, tier)
             block.tiers = self._tiers.setdefault(tiers, tiers)
             for parent, name in self._there(hash, block, tier):
+                if not self._take(hash, name, tier):
+                    continue
                 if runs and runs[-1][1][-1] == parent:
                     runs[-1][1].append(name)
                 else:
@@ -228,15 +221,42 @@ class BlockMap:
 
     def _there(self, hash: EngineHash, block: _Block, tier: str) -> list[tuple[bytes, bytes]]:
         """Ours that it holds, or holds a part of, and that are there in full; each behind the one before."""
-        found = [(parent, name) for parent, name in block.named() if self._whole(name, tier)]
-        for name in self._within.get(hash, ()):
-            if self._whole(name, tier):
-                found.append((self._splits[name].parent, name))
+        found = self._ending(hash, block, tier)
+        for other in self._within.get(hash, ()):
+            behind = self._blocks[other]
+            if behind is not None and tier in behind.tiers and self._whole(other, tier):
+                found.append(next(behind.named()))
         return found
 
-    def _whole(self, ours: bytes, tier: str) -> bool:
-        split = self._splits.get(ours) if self._splits else None
-        if split is None:
+    def _ending(self, hash: EngineHash, block: _Block, tier: str) -> list[tuple[bytes, bytes]]:
+        found = list(block.named())
+        return found if self._whole(hash, tier) else found[1:]
+
+    def _whole(self, hash: EngineHash, tier: str) -> bool:
+        """Whether all parts are there of the first of ours that ends in it."""
+        parts = self._parts.get(hash) if self._parts else None
+        if parts is None:
             return True
-        blocks = [self._blocks.get(part) for part in split.parts]
+        blocks = [self._blocks.get(part) for part in parts]
         return all(block is not None and tier in block.tiers for block in blocks)
+
+    def _take(self, hash: EngineHash, name: bytes, tier: str) -> bool:
+        """Whether it was not there."""
+        if self._single(hash, name):
+            return True
+        often = self._often[tier, name] = self._often.get((tier, name), 0) + 1
+        return often == 1
+
+    def _drop(self, hash: EngineHash, name: bytes, tier: str) -> bool:
+        """Whether it is gone."""
+        if self._single(hash, name):
+            return True
+        often = self._often[tier, name] = self._often[tier, name] - 1
+        if not often:
+            del self._often[tier, name]
+        return not often
+
+    def _single(self, hash: EngineHash, name: bytes) -> bool:
+        """Whether the engine's block is this one of ours, and nothing else: then it is there once."""
+        block = self._blocks[hash]
+        return block is not None and block.ours == name and not block.rest and hash not in self._parts

@@ -23,7 +23,7 @@ class History:
         """A chain was computed there, or found. What it changes."""
         names = [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
         fresh = [name for name in names if name not in self._held]
-        parents = [b"", *names[:-1]]
+        parents = [b"", *names[:-1]] if names else []
         for name, parent in zip(reversed(names), reversed(parents), strict=True):
             self._held[name] = parent, now + self.seconds
             self._held.move_to_end(name)
