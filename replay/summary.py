@@ -57,6 +57,7 @@ def _facts(result: Result) -> list[tuple[str, str]]:
             ("costs", f"{costs.text}" + f" (pool {costs.pool!r})" * (len(result.costs) > 1))
             for costs in result.costs
         ),
+        *_intervals(result),
         ("run", f"{result.kind}, {result.card.model}, {_number(through.seconds, 1)} s"),
         (
             "sessions",
@@ -89,6 +90,20 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ),
     ]
     return facts
+
+
+def _intervals(result: Result) -> list[tuple[str, str]]:
+    parts = [
+        f"{name} {found[0]:,.{digits}f}-{found[1]:,.{digits}f}"
+        for name, path, digits in (
+            ("TTFT p50 ms", "ttft_ms.p50", 0),
+            ("TPOT p50 ms", "tpot_ms.p50", 1),
+            ("end to end p50 ms", "e2e_ms.p50", 0),
+            ("output tokens/s", "throughput.output", 1),
+        )
+        if (found := result.intervals.get(path))
+    ]
+    return [("9 of 10 in", ", ".join(parts))] if parts else []
 
 
 def _slowdown(value: float | None) -> str:

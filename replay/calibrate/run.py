@@ -12,7 +12,7 @@ from bien.core.models.fetch import resolve_model
 from bien.replay.calibrate.learn import Compared, Learnt, Subject, learn
 from bien.replay.calibrate.own import CONTEXT, TOKENS, observe
 from bien.replay.calibrate.probes import Batch
-from bien.replay.calibrate.subject import subject
+from bien.replay.calibrate.subject import check_subject, subject
 from bien.replay.files import pretty, write_whole
 from bien.replay.processes import OnStep
 from bien.replay.report.words import counted
@@ -27,8 +27,8 @@ def calibrate_own(
     def progress(what: str, done: int, total: int) -> None:
         on_step("model", what, done, total)
 
-    folder = resolve_model(composition.model.name, progress)
-    model = subject(composition, machine, folder)  # what cannot be calibrated is refused before it is started
+    check_subject(composition, machine)
+    model = subject(composition, machine, resolve_model(composition.model.name, progress))
 
     def on_batch(batch: Batch, done: int, total: int) -> None:
         on_step("probes", f"{batch.sessions} sessions of {batch.prompt} tokens", done, total)

@@ -13,13 +13,15 @@ import pytest
 from bien.core.build import BuiltWorker, build
 from bien.core.clock import VirtualClock
 from bien.core.compose import compose
+from bien.core.costs.correction import Correction
+from bien.core.costs.factors import CalibrationFile, Residuals
 from bien.core.costs.step import RESERVED
 from bien.core.deployment import Deployment, ModelSpec, PoolSpec, Selection, load_deployment
 from bien.core.errors import BienError, DeploymentError, ResourceError, UserError
 from bien.core.plan import ExecutorPlan, i32
 from bien.core.plugins import PluginManager
 from bien.replay.commands.deployment import EXAMPLES
-from bien.replay.costs import pool_costs
+from bien.replay.costs import PoolCosts, pool_costs
 
 K3 = {"machine": "b300", "tensor": 8, "expert": 8, "routed": "fp4", "kv": "fp8"}
 
@@ -155,3 +157,48 @@ def test_blocks_travel_to_the_host_at_the_links_speed() -> None:
     groups = store._inner._bytes
     assert latent == pytest.approx(groups[0] / 64e9 / 0.8, rel=1e-6)  # whole on each accelerator
     assert state == pytest.approx(groups[1] / 8 / 64e9 / 0.8, rel=1e-6)  # cut
+
+
+def costs_of(executor: dict[str, Any]) -> list[PoolCosts]:
+    spec = PoolSpec(executor=Selection("simulated", executor))
+    deployment = Deployment(ModelSpec("llama-3.1-8b", "bfloat16", 64), pool=(spec,))
+    return pool_costs(compose(deployment, PluginManager.load()))
+
+
+def test_pace_is_of_every_step() -> None:
+    plan = decode([50_000] * 8)
+    for costs in ({"machine": "h100"}, {"step_ms": 3.0}):
+        plain: Any = worker("llama-3.1-8b", costs).executor
+        slow: Any = worker("llama-3.1-8b", {**costs, "pace": 1.5}).executor
+        assert slow.step(plan).seconds == pytest.approx(1.5 * plain.step(plan).seconds)
+    slow = worker("llama-3.1-8b", {"machine": "h100", "pace": 1.5}).executor
+    plain = worker("llama-3.1-8b", {"machine": "h100"}).executor
+    np.testing.assert_allclose(slow.growing(plan, 5), 1.5 * plain.growing(plan, 5))
+    with pytest.raises(DeploymentError, match="pace"):
+        worker("llama-3.1-8b", {"pace": 0.0})
+
+
+def test_a_calibration_says_whose_it_is_and_is_of_one_machine(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    formats = {"weights": "fp8", "routed": "", "kv": "bf16", "head": "bf16"}
+    found = CalibrationFile(
+        factors={"host": 2.0},
+        correction=Correction((1.0, 1.0, 1.0), [(3.0, 0.0, 15.6)], [0.4]),
+        engine="vLLM 1.2",
+        machine="h100",
+        formats=formats,
+        held_out=Residuals(9, 0.031, 0.1, 0.0),
+        deviation=0.05,
+    )
+    file.write_bytes(msgspec.json.encode(found))
+    calibrated: dict[str, Any] = {"machine": "h100", "factors": str(file), "weights": "fp8"}
+    plan = decode([50_000] * 8)
+    corrected, plain = worker("llama-3.1-8b", calibrated), worker("llama-3.1-8b", {"machine": "h100"})
+    assert corrected.executor.step(plan).seconds > 1.3 * plain.executor.step(plan).seconds  # type: ignore[attr-defined]
+    (costs,) = costs_of(calibrated)
+    assert costs.provenance == "roofline, calibrated on vLLM 1.2 (its error elsewhere 3.1%)"
+    assert costs.deviation == 0.05
+    other = {**calibrated, "weights": "bf16", "tensor": 2}
+    assert "extrapolated to another weights" in costs_of(other)[0].provenance
+    with pytest.raises(DeploymentError, match="factors are of the machine 'h100'"):
+        worker("llama-3.1-8b", {**calibrated, "machine": "b300"})
