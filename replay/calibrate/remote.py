@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable
+from statistics import median
 
 import aiohttp
 import msgspec
@@ -129,6 +130,7 @@ class _Observer:
         self._split = self._whole = 0  # newcomers, by what they did
         self._gaps: list[float] = []  # client's / server's
         self._ways: list[float] = []  # seconds
+        self._firsts: list[float] = []  # seconds to a first token, client's beyond server's
 
     async def warm_up(self) -> tuple[int, ServerState | None]:
         """Decode steps that a look at the metrics takes, and what it says."""
@@ -168,6 +170,8 @@ class _Observer:
                     f"the server says that {cached} prompt tokens were cached where {sent} had been sent",
                     field="url",
                 )
+            if checked.first is not None and checked.first.count == 1:
+                self._firsts.append(record.first - record.sent - checked.first.seconds)
             if checked.dropped:
                 self._drop(checked.dropped)
             elif record.prompt_tokens - cached > self.chunk and not self._known:
@@ -235,16 +239,19 @@ class _Observer:
         if not self._caches:
             out.append("the server does not say what it has cached: only prompts that are new were measured")
         if self._gaps:
-            middle = sorted(self._gaps)[len(self._gaps) // 2]
             out.append(
-                f"time between tokens, by the client against the server's own: {middle - 1:+.1%} in the "
-                f"median of {len(self._gaps)} batches"
+                "time between tokens, by the client against the server's own: "
+                f"{median(self._gaps) - 1:+.1%} in the median of {len(self._gaps)} batches"
+            )
+        if self._firsts:
+            out.append(
+                "to the first token, by the client beyond the server's own: "
+                f"{1e3 * median(self._firsts):.1f} ms in the median of {len(self._firsts)} prompts"
             )
         if self._ways:
-            middle = sorted(self._ways)[len(self._ways) // 2]
             out.append(
-                f"of a first token, {1e3 * middle:.1f} ms are the request's way and not a step (median of "
-                f"{len(self._ways)})"
+                f"to the first token, {1e3 * median(self._ways):.1f} ms are the request's way and not a step "
+                f"(median of {len(self._ways)})"
             )
         out += [f"left out: {why} ({n}x)" for why, n in self._dropped.items()]
         return out

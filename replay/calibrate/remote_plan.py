@@ -11,7 +11,8 @@ from bien.replay.calibrate.probes import ANSWER, SHORTEST, TURNS, Batch, Reach, 
 
 CHUNK = 2048  # tokens of a prompt in one step that vLLM and SGLang allow at least, if nobody has set it
 WINDOW = 24  # decode steps of a batch that are measured
-REPEATS = 2  # of a prompt alone
+ROUNDS = 3  # of everything, where the tokens allow: machines do not repeat themselves
+REPEATS = 2  # of a prompt alone, in a round
 LEAST = 128  # tokens of the longest prompt: fewer tell nothing of contexts
 SHORT = 512  # tokens: longer ones cost more than their repeats tell
 _FIRST = 8  # steps in which a batch comes together, beside those of its prompts
@@ -57,15 +58,18 @@ def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
     # Its own reserve for answers and turns is not needed.
     reserve = TURNS * (ANSWER + SHORTEST)
     room = Reach(reach.sessions, longest * 5 // 4 + reserve, reach.cache, reach.tokens // 2)
+    planned = batches(room)
+    cost = sum(p.cost for p in _repeated(lone)) + sum(b.sessions * b.prompt for b in planned)
+    rounds = max(1, min(ROUNDS, reach.tokens // cost))
     together = []
     sizes = _doubling(2 * SHORTEST, min(longest, chunk - reach.sessions))
-    for number, batch in enumerate(batches(room)):
+    for number, batch in enumerate(planned * rounds):
         new = tuple(sizes[(2 * number + i) % len(sizes)] for i in range(2)) if sizes else ()
         new = tuple(n for n in new if batch.sessions * (batch.prompt * 1.3 + answer) + n < reach.cache)
         together.append(Together(batch, new, _answer(batch, len(new), chunk, spare)))
     # A long context leaves less room for its answers.
     together = [t for t in together if t.batch.prompt * 1.3 + t.answer <= reach.context] or together[:1]
-    return RemotePlan(_repeated(lone), together)
+    return RemotePlan(_repeated(lone) * rounds, together)
 
 
 def _lone(longest: int, chunk: int) -> list[Lone]:

@@ -13,7 +13,7 @@ from bien.replay.calibrate.remote_flow import Flow
 from bien.replay.record import TurnRecord
 
 STALL = 3.0  # usual gaps: beyond, the machine did something else
-NEAR = 0.25  # of a gap: how far a newcomer's first token may be from those of its step
+NEAR = 0.4  # of the gap between two steps: how far a newcomer's first token may be from its own
 SPLIT = 1.5  # usual steps: what takes longer has a part of a prompt in it
 LARGE = 512  # tokens of a prompt that may be split
 
@@ -103,7 +103,8 @@ def newcomer(flow: Flow, record: TurnRecord, chunk: int, usual: float, mixes: bo
             return Newcomer(None)
         if times[first] < flow.until:
             return Newcomer(None)
-        if mixes and abs(times[last] - record.first) > NEAR * min(usual, times[last] - times[last - 1]):
+        late = record.first - times[last]
+        if mixes and not -NEAR * (times[last] - times[last - 1]) <= late <= NEAR * usual:
             return Newcomer(None)
         seconds.append(times[last] - times[first])
         before.append(times[first] - times[first - 1])

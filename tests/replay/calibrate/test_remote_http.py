@@ -27,7 +27,15 @@ VOCABULARY = 900
 class Server:
     """`async with Server() as server`: vLLM's completions and metrics before a `StandIn`."""
 
-    def __init__(self, engine: str = "vllm", models: int = 1, info: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        engine: str = "vllm",
+        models: int = 1,
+        info: dict[str, Any] | None = None,
+        vocabulary: int = VOCABULARY,
+        context: int = 512,
+    ) -> None:
+        self.vocabulary, self.context = vocabulary, context
         self.stand_in = StandIn(WallClock(), engine)
         machine = load_machine("h200")
         self.stand_in.model = StepModel(read_architecture("smollm2-135m", 16, "bfloat16"), machine)
@@ -53,7 +61,7 @@ class Server:
         await self._runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": "m", "owned_by": "vllm", "max_model_len": 512}
+        model = {"id": "m", "owned_by": "vllm", "max_model_len": self.context}
         return web.json_response({"object": "list", "data": [model] * self._models_})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -66,7 +74,7 @@ class Server:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         self.bodies.append(body)
-        if max(body["prompt"]) >= VOCABULARY:
+        if max(body["prompt"]) >= self.vocabulary:
             message = f"Token id {max(body['prompt'])} is out of vocabulary"
             return web.json_response({"error": {"message": message}}, status=400)
         record = TurnRecord("", 0, 0, id=str(len(self.bodies)))
