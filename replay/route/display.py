@@ -44,6 +44,7 @@ class RouteProgress:
             transient=True,
             auto_refresh=False,
         )
+        self._started = False
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> RouteProgress:
@@ -52,10 +53,13 @@ class RouteProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._started:
+            self._bar.stop()
 
     def note(self, done: int, of: int) -> None:
-        self._bar.start()
+        if not self._started:
+            self._started = True
+            self._bar.start()
         self._bar.update(self._task, completed=done, total=of)
         self._bar.refresh()
 
@@ -74,8 +78,10 @@ def print_report(report: RouteReport, console: Console | None = None) -> None:
     for name, text in _facts(report):
         console.print(Text.assemble((f"  {name:<10}", "bold"), as_is(text)), soft_wrap=True)
     console.print(_policies(report))
+    console.print(as_is("\nlost of an infinite cache's hits, by cause", "bold"))
     console.print(_losses(report))
     if report.levels:
+        console.print(as_is("\nTTFT p90 ms, by session trees at a time", "bold"))
         console.print(_levels(report))
     for name, policy in report.policies.items():
         if policy.costliest:
@@ -91,7 +97,7 @@ def _facts(report: RouteReport) -> list[tuple[str, str]]:
     skipped = f", {trace.skipped} longer ones left out" if trace.skipped else ""
     hit = next(iter(report.policies.values())).infinite
     return [
-        *(("costs", costs.text) for costs in report.costs),
+        ("costs", _costs(report)),
         (
             "stack",
             f"{counted(report.workers, 'worker')} of {report.capacity:,} KV tokens, "
@@ -111,6 +117,13 @@ def _facts(report: RouteReport) -> list[tuple[str, str]]:
             f"cache hit {oracle.hit:.1%} ({oracle.by['hit']}): the best found, not proved the best",
         ),
     ]
+
+
+def _costs(report: RouteReport) -> str:
+    executor = report.deployment["pool"][0]["executor"]
+    constants = ", ".join(f"{name} {value}" for name, value in executor["parameters"].items())
+    text = "; ".join(costs.text for costs in report.costs)
+    return text if any(costs.machine for costs in report.costs) else f"{text}: {constants or 'defaults'}"
 
 
 def _policies(report: RouteReport) -> Table:
@@ -143,9 +156,7 @@ def _row(policy: PolicyReport) -> list[str]:
 
 
 def _losses(report: RouteReport) -> Table:
-    table = Table(
-        box=None, padding=(0, 2, 0, 0), title="\nlost of an infinite cache's hits", title_justify="left"
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
     for head in LOST:
         table.add_column(head, justify="right", no_wrap=True)
@@ -157,12 +168,7 @@ def _losses(report: RouteReport) -> Table:
 
 
 def _levels(report: RouteReport) -> Table:
-    table = Table(
-        box=None,
-        padding=(0, 1, 0, 0),
-        title="\nTTFT p90 ms, by session trees at a time",
-        title_justify="left",
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
     for level in report.levels:
         table.add_column(f"{level.concurrency:,}", justify="right", no_wrap=True)

@@ -106,6 +106,9 @@ def explain(
         notes.append(f"capacity is {raised:,}, not {capacity:,} tokens: the longest turn needs that")
         capacity = raised
     sessions, card = fitting(sessions, card, capacity, block_tokens, plan.skip_longer)
+    if beyond := [n for n in (plan.concurrency, *plan.ladder) if n > card.sessions]:
+        trees = ", ".join(map(str, beyond))
+        notes.append(f"{trees} session trees at a time: the trace holds {card.sessions}, all run at once")
     sized = {name: _sized(d, capacity, card) for name, d in policies.items()}
     crew: Crew = Alone(sessions, manager) if plan.jobs == 1 else Processes(sessions, plan.jobs)
     try:

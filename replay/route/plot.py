@@ -24,11 +24,13 @@ def write_plot(path: Path, report: RouteReport) -> None:
     from matplotlib.figure import Figure
 
     panels = 2 if len(report.levels) > 1 else 1
-    figure = Figure(figsize=(6.8 * panels, 5.0), dpi=140, layout="constrained")
+    figure = Figure(figsize=(5.6 * panels + 2.0, 5.0), dpi=140, layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     draw_policies(axes[0], report)
     if panels == 2:
         draw_levels(axes[1], report)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
     data = io.BytesIO()
     figure.savefig(data, format="png")
     write_whole(path, data.getvalue(), "plot")
@@ -58,13 +60,13 @@ def draw_levels(axes: Any, report: RouteReport) -> None:
         p90 = [level.policies[name].ttft_ms.p90 for level in report.levels]
         colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
         values = [float("nan") if v is None else v / 1e3 for v in p90]
-        axes.plot(trees, values, color=colour, marker=mark, ms=5, lw=1.5, zorder=3, label=plain(name))
+        axes.plot(trees, values, color=colour, marker=mark, ms=6, lw=1.5, zorder=3)
     axes.set_xscale("log", base=2)
     axes.set_xticks(trees, [f"{n:,}" for n in trees])
     axes.minorticks_off()
     _seconds(axes)
     axes.set_xlabel("session trees at a time")
-    _finish(axes, "load")
+    _finish(axes, "the same workers, other loads")
 
 
 def _seconds(axes: Any) -> None:
@@ -86,4 +88,3 @@ def _finish(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     axes.grid(color="#e4e7eb", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(framealpha=1, edgecolor="#c4cad1", fontsize=9)

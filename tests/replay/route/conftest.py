@@ -53,7 +53,9 @@ def fleet() -> Deployment:
     """Prefill is ten times as slow as the built-in one's, so that a small trace makes queues."""
     found = load_deployment("fleet", [EXAMPLES])
     pool = found.pool[0]
-    executor = msgspec.structs.replace(pool.executor, parameters={**pool.executor.parameters, "token_ms": 0.3})
+    executor = msgspec.structs.replace(
+        pool.executor, parameters={**pool.executor.parameters, "token_ms": 0.3}
+    )
     small = msgspec.structs.replace(pool, count=WORKERS, kv_tokens=CAPACITY, executor=executor)
     return msgspec.structs.replace(found, pool=(small,))
 

@@ -9,8 +9,7 @@ from bien.core.deployment import Deployment
 from bien.replay.route.hindsight import Search, Timetable, improved, prefill_seconds
 from bien.replay.route.stack import Bench
 from bien.replay.route.variant import COLUMNS, Hindsight, Placement, Seen, Variant
-
-from .conftest import CAPACITY, TREES
+from tests.replay.route.conftest import CAPACITY, TREES
 
 
 def seen(*turns: tuple[str, float, int, int], workers: int = 2) -> Seen:
@@ -44,7 +43,11 @@ def test_the_model_lets_go_of_the_tail_of_who_was_used_longest_ago():
 
 
 def test_the_search_parts_what_meets():
-    turns = [(name, t + late, 1000 + int(t), int(t)) for t in range(0, 100, 10) for name, late in (("a", 0), ("b", 0.1))]
+    turns = [
+        (name, t + late, 1000 + int(t), int(t))
+        for t in range(0, 100, 10)
+        for name, late in (("a", 0), ("b", 0.1))
+    ]
     table = Timetable(seen(*turns), 10_000)
     search = Search(table, [0] * len(turns), random.Random(0))
     before = search.total

@@ -4,7 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from bien.core.compose import compose
 from bien.core.deployment import Deployment
+from bien.core.plan import ExecutorPlan
 from bien.core.plugins import PluginManager
 from bien.replay.options import ReplayOptions
 from bien.replay.route.policies import with_router
@@ -12,14 +14,9 @@ from bien.replay.route.pooled import PooledExecutor, pooled
 from bien.replay.route.report import losses
 from bien.replay.route.stack import Bench
 from bien.replay.route.variant import COLUMNS, Seen, Variant
-from bien.replay.simulation import SimulationPlan, build_workers
-from bien.replay.simulation import simulate
-from bien.core.compose import compose
-from bien.core.plan import ExecutorPlan
-from bien.replay.turns_file import turn_lines
+from bien.replay.simulation import SimulationPlan, build_workers, simulate
 from bien.traces.model import Session
-
-from .conftest import TREES
+from tests.replay.route.conftest import TREES
 
 
 @pytest.fixture(scope="module")
