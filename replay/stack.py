@@ -144,7 +144,8 @@ async def open_index(
 ) -> KVIndex:
     """The deployment's index, its store reached. ResourceError: it cannot be."""
     ctx = Context(clock=WallClock(), rng=random.Random(), metrics=registry)
-    index: KVIndex = composition.gateway["kv_index"].make(ctx)
+    # In a thread: the first one on a machine may compile for seconds.
+    index: KVIndex = await in_thread(composition.gateway["kv_index"].make, ctx)
     if isinstance(index, DurableIndex):
         await index.start()
         opened.push_async_callback(index.stop)

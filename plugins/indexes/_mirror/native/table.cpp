@@ -151,6 +151,7 @@ class Table {
     void reach(Chain chain, const int32_t *engines, std::size_t count, double now, int64_t *near, int64_t *far) {
         ++lookup_;
         alive_.clear();
+        whole_ = true;
         for (std::size_t i = 0; i < count; ++i) {
             if (engines[i] < 0) continue;
             const auto e = static_cast<uint32_t>(engines[i]);
@@ -162,6 +163,7 @@ class Table {
             w.far = {0, far != nullptr};
             w.near_gaps.assign(engines_[e].partial.size(), 0);
             w.far_gaps.assign(engines_[e].partial.size(), 0);
+            whole_ = whole_ && w.everywhere;
             alive_.push_back(e);
         }
         walk(chain);
@@ -195,6 +197,7 @@ class Table {
             const uint32_t id = seeker.find(i);
             const SetId s = id == NONE ? 0 : blocks_.holders(id);
             if (i && s != held) pass(i, held);
+            if (!s && whole_) return;  // nobody reaches past what nobody has
             held = s;
         }
         if (chain.blocks && !alive_.empty()) pass(chain.blocks, held);
@@ -272,6 +275,7 @@ class Table {
     std::vector<Engine> engines_;
     std::vector<Wanted> wanted_;  // by engine
     std::vector<uint32_t> alive_;  // engines that may reach further
+    bool whole_ = true;  // whether each of them has a group that needs every block
     uint64_t lookup_ = 0, segment_ = 0;
 };
 
