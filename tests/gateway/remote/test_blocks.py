@@ -85,6 +85,25 @@ def test_recorded_histories(publisher):
     assert held.depth(range(300, 304), 4) == 0, "cleared"
 
 
+@pytest.mark.parametrize("block", [8, 16, 32, 64])
+@pytest.mark.parametrize(("engine", "theirs"), [("vllm-engine", 32), ("dynamo-mocker", 16)])
+def test_an_engine_finds_what_its_events_said(recorded, engine, theirs, block):
+    """Requests to a real engine: each prompt's prefix that the events before it tell of is what the engine
+    says it had cached, up to what blocks of ours that are larger than its own cannot say."""
+    blocks, held = BlockMap(block, key_of), Held()
+    found = 0
+    for step in recorded(engine)["steps"]:
+        prompt = step["prompt"][: len(step["prompt"]) - 1]  # its last token is always computed
+        depth = held.depth(prompt, block, ALICE if step["salt"] else KEY) * block
+        assert depth // theirs * theirs == step["cached"] // max(block, theirs) * max(block, theirs)
+        found += depth
+        for frame in step["frames"]:
+            for event in decode(bytes.fromhex(frame[-1])).events:
+                assert isinstance(event, Stored)
+                held.feed(blocks.store(event))
+    assert found > 2000 and not blocks.orphans and not blocks.foreign
+
+
 def test_salted_blocks_are_nobody_elses():
     blocks, held = BlockMap(4, key_of), Held()
     tokens = range(8)

@@ -43,11 +43,14 @@ async def record(url: str, address: str, source: str) -> dict[str, Any]:
 
         async def ask(prompt: list[int], salt: str = "") -> list[int]:
             body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-            body |= {"return_token_ids": True} | ({"cache_salt": salt} if salt else {})
+            if "Dynamo" in source:  # it refuses what it does not know
+                salt = ""
+            else:
+                body |= {"return_token_ids": True} | ({"cache_salt": salt} if salt else {})
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 said = await response.json()
             cached = (said["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            made = said["choices"][0]["token_ids"]
+            made = said["choices"][0].get("token_ids") or []  # not every engine says
             steps.append({"prompt": prompt, "salt": salt, "output": made, "cached": cached})
             steps[-1]["frames"] = await heard()
             return list(made)
@@ -60,7 +63,8 @@ async def record(url: str, address: str, source: str) -> dict[str, Any]:
                 history += await ask(history) + tokens(rng.randrange(5, 40))
         await ask(sessions[0], SALT)
         await ask(sessions[0], SALT)
-        await ask(sessions[0])
+        for history in sessions:
+            await ask(history)
     context.destroy(linger=0)
     return {"made_by": source, "steps": steps}
 
