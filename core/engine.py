@@ -285,9 +285,10 @@ class Engine:
         for s in self._sequences.values():
             if s.status is Status.RUNNING:
                 running += 1
-            else:
+                rest = s.prompt_tokens - s.planned
+            else:  # what it finds in the cache is known once it is admitted; its gateway has an idea
                 waiting += 1
-            rest = s.prompt_tokens - s.planned
+                rest = s.prompt_tokens - max(s.planned, s.request.predicted_cached_tokens)
             if rest > 0:
                 queued += rest
         used, cached, free = self.cache.usage(0)

@@ -260,6 +260,18 @@ def test_a_stop_token_ends_late_steps_without_a_trace(depth: int) -> None:
     h.expect("b", prompt + text[: at + 1] + prompt_of(7, 3))
 
 
+def test_what_waits_is_queued_as_far_as_its_gateway_predicts_no_cache() -> None:
+    h = Harness(fcfs(budget=8), slots=1)
+    h.submit("a", prompt_of(20), 2)
+    h.step()
+    assert h.engine.stats().queued_tokens == 12  # what runs counts exactly
+    h.submit("b", prompt_of(20), 2, predicted_cached_tokens=16)
+    h.submit("c", prompt_of(9, 1), 2)
+    assert h.engine.stats().queued_tokens == 12 + 4 + 9
+    h.run()
+    assert h.engine.stats().queued_tokens == 0
+
+
 def test_abort_frees_everything_at_once() -> None:
     h = Harness(fcfs(), depth=2)
     for i in range(4):
