@@ -116,6 +116,12 @@ def cliffs(
         typer.Option(help="One published curve: glm-5.2-h200, kimi-k3-b300, kimi-k3-b300-host; repeatable."),
     ] = None,
     sessions: Annotated[int | None, typer.Option(help="Simulate so many sessions at most.")] = None,
+    same_sessions: Annotated[
+        bool,
+        typer.Option(
+            help="Scale the caches' room by the mean prompt of these sessions over that of the measured ones."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Simulate so many points at a time, each in a process.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every point, knee and assumption there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and cache hits there, as a PNG.")] = None,
@@ -127,6 +133,7 @@ def cliffs(
     from bien.replay.signals import end_as_ctrl_c
     from bien.replay.validate.cliff_display import CliffProgress, print_cliffs
     from bien.replay.validate.cliff_plot import write_plot
+    from bien.replay.validate.cliff_published import SESSIONS_SHARE
     from bien.replay.validate.cliffs import arms_named, run_cliffs
 
     end_as_ctrl_c()
@@ -136,7 +143,8 @@ def cliffs(
             spare(path, traces, what)
             check_folder(path, what)
     with CliffProgress(arms) as progress:
-        found = run_cliffs(traces, arms, sessions, jobs, progress.notify)
+        share = SESSIONS_SHARE if same_sessions else 1.0
+        found = run_cliffs(traces, arms, sessions, jobs, progress.notify, share)
     try:
         print_cliffs(found)
     finally:

@@ -12,7 +12,7 @@ from bien.core.architectures.registry import read_architecture
 from bien.core.costs.formats import Formats
 from bien.core.costs.layout import Layout
 from bien.core.costs.machine import load_machine
-from bien.core.costs.memory import kv_groups
+from bien.core.costs.memory import kv_groups, room
 from bien.core.costs.step import StepModel
 from bien.core.deployment import Deployment, parse_deployment
 from bien.core.kv.groups import GroupKind
@@ -59,11 +59,12 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         """What memory arithmetic says of each stage."""
         return _glm_rooms() if self.name == GLM.name else (_k3_room(),)
 
-    def deployment(self, concurrency: int, pace: float = 1.0) -> Deployment:
-        """What is simulated at a concurrency. `pace`: seconds of all steps times this."""
+    def deployment(self, concurrency: int, pace: float = 1.0, share: float = 1.0) -> Deployment:
+        """What is simulated at a concurrency. `pace`: seconds of all steps times this; `share`: room for
+        tokens in every cache times this."""
         if self.name == GLM.name:
-            return _glm(pace)
-        return _k3(concurrency, pace, host=self.name == K3_HOST.name)
+            return _glm(pace, share)
+        return _k3(concurrency, pace, share, host=self.name == K3_HOST.name)
 
 
 _COMMON = (
@@ -128,17 +129,17 @@ K3_HOST = Arm(
 ARMS = (GLM, K3, K3_HOST)
 
 
-def _glm(pace: float) -> Deployment:
+def _glm(pace: float, share: float) -> Deployment:
     executor = {"machine": "h200", "tensor": RANKS, "weights": "fp8", "kv": "fp8", "unlimited": True}
     pool: dict[str, Any] = {
         "slots": 32,
-        "kv_tokens": next(r.tokens for r in _glm_rooms() if r.simulated),
+        "kv_tokens": int(share * next(r.tokens for r in _glm_rooms() if r.simulated)),
         "scheduler": {"use": "fcfs", "token_budget": 32_768, "max_running": 32},
     }
     return _deployment("glm-5.3", pool, executor, pace)
 
 
-def _k3(concurrency: int, pace: float, host: bool) -> Deployment:
+def _k3(concurrency: int, pace: float, share: float, host: bool) -> Deployment:
     slots = 2 * concurrency
     executor = {"machine": "b300", "tensor": RANKS, "routed": "fp4", "kv": "fp8"}
     pool: dict[str, Any] = {
@@ -146,8 +147,10 @@ def _k3(concurrency: int, pace: float, host: bool) -> Deployment:
         "snapshots": 2 * slots,  # the end of a prompt and the end of its turn
         "scheduler": {"use": "fcfs", "token_budget": 16_384, "max_running": slots},
     }
+    if share < 1:
+        pool["kv_tokens"] = int(share * _k3_tokens(slots + pool["snapshots"]))
     if host:
-        pool["kv_store"] = {"use": "host", "capacity_bytes": HOST_BYTES}
+        pool["kv_store"] = {"use": "host", "capacity_bytes": int(share * HOST_BYTES)}
     return _deployment("kimi-k3", pool, executor, pace)
 
 
@@ -195,6 +198,14 @@ def _k3_room() -> Room:
         f"log says {K3_KV_BYTES / 1e9:.1f} GB, by the same arithmetic {int(K3_KV_BYTES / each):,} tokens",
         True,
     )
+
+
+def _k3_tokens(states: int) -> int:
+    """That fit beside so many states."""
+    model = _step_model("kimi-k3", "b300", Layout(tensor=RANKS), Formats(routed="fp4", kv="fp8"))
+    free = room(model, kv_groups(model, model.a.groups))
+    held = sum((states + 1) * g.block_bytes for g in free.groups if not g.paged)
+    return int((free.bytes - held) / _token_bytes(model))
 
 
 def _left(model: StepModel, share: float) -> float:

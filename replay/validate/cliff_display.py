@@ -24,6 +24,12 @@ def print_cliffs(found: Cliffs, console: Console | None = None) -> None:
 
     which = "all sessions" if found.sessions is None else f"the first {found.sessions} sessions"
     say(f"knee: {found.rule}; {found.trace}, {which}, gaps of at most {found.gap_cap:g} s")
+    if found.share < 1:
+        say(
+            f"caches have {found.share:.1%} of their room: so much smaller are prompts here than measured "
+            "ones on average, and as many sessions are to fit",
+            "yellow",
+        )
     for curve in found.curves:
         say("")
         say(curve.title, "bold")
@@ -104,6 +110,7 @@ def _points(curve: Curve) -> Table:
         "TTFT p50",
         "simulated",
         "p90",
+        "simulated",
         "out tok/s/GPU",
         "simulated",
         "ITL ms",
@@ -128,6 +135,7 @@ def _row(curve: Curve, p: Published, s: Simulated) -> list[str]:
         f"{p.concurrency}{' ' + marks if marks else ''}",
         ("<= " if p.at_most else "") + _seconds(p.ttft),
         _seconds(s.ttft),
+        _seconds(p.ttft_p90),
         _seconds(s.ttft_p90),
         _number(None if p.output is None else p.output / per),
         _number(None if s.output is None else s.output / per),

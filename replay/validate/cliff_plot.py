@@ -42,9 +42,8 @@ def write_plot(path: Path, found: Cliffs) -> None:
         handles, names = grid[0][0].get_legend_handles_labels()
         more, others = grid[1][0].get_legend_handles_labels()
         known = dict(zip([*names, *others], [*handles, *more], strict=True))
-        figure.legend(
-            known.values(), known.keys(), loc="outside lower center", ncols=len(known), frameon=False
-        )
+        columns = len(known) if len(curves) > 1 else 2
+        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, frameon=False)
     data = io.BytesIO()
     figure.savefig(data, format="png")
     write_whole(path, data.getvalue(), "plot")

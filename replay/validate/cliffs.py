@@ -75,6 +75,7 @@ class Cliffs(msgspec.Struct, kw_only=True):
     trace: str
     sessions: int | None  # None: all
     gap_cap: float
+    share: float = 1.0  # of the room for tokens that memory and settings say, simulated
     rule: str = RULE
     tolerance: int = TOLERANCE
     curves: list[Curve] = []
@@ -87,6 +88,7 @@ class Task(msgspec.Struct, frozen=True):
     arm: str
     concurrency: int
     pace: float
+    share: float
     traces: tuple[Path, ...]
     options: ReplayOptions
 
@@ -110,8 +112,9 @@ def run_cliffs(
     sessions: int | None = None,
     jobs: int = 1,
     notify: Notify = lambda arm, concurrency, turns: None,
+    share: float = 1.0,
 ) -> Cliffs:
-    """Simulate every point of the arms' grids.
+    """Simulate every point of the arms' grids; `share`: of the caches' room, see `SESSIONS_SHARE`.
 
     Raises:
         BienError: the trace cannot be read.
@@ -120,9 +123,10 @@ def run_cliffs(
         raise UserError(f"--jobs is {jobs}; valid: 1 or more")
     options = ReplayOptions(gap_cap=GAP_CAP, sessions=sessions, open_loop=False).check()
     Survey(open_paths(traces, PluginManager.load()), options).check()
-    found = Cliffs(trace=", ".join(p.name for p in traces), sessions=sessions, gap_cap=GAP_CAP)
+    names = ", ".join(p.name for p in traces)
+    found = Cliffs(trace=names, sessions=sessions, gap_cap=GAP_CAP, share=share)
     for arm in arms:
-        done = _curve(arm, traces, options, jobs, notify)
+        done = _curve(arm, traces, options, jobs, notify, share)
         if done is None:
             found.interrupted = True
             break
@@ -131,19 +135,19 @@ def run_cliffs(
 
 
 def _curve(
-    arm: Arm, traces: tuple[Path, ...], options: ReplayOptions, jobs: int, notify: Notify
+    arm: Arm, traces: tuple[Path, ...], options: ReplayOptions, jobs: int, notify: Notify, share: float
 ) -> Curve | None:
     pace = 1.0
     if arm.calibrate is not None:
         said = next(p.itl_ms for p in arm.points if p.concurrency == arm.calibrate)
-        plain = _point(Task(arm.name, arm.calibrate, 1.0, traces, options), notify)
+        plain = _point(Task(arm.name, arm.calibrate, 1.0, share, traces, options), notify)
         if plain is None:
             return None
         predicted = plain[0].itl_ms
         if said is None or not predicted:
             raise UserError(f"{arm.name}: the sessions have no second token, by which the pace is set")
         pace = said / predicted
-    tasks = [Task(arm.name, c, pace, traces, options) for c in arm.grid]
+    tasks = [Task(arm.name, c, pace, share, traces, options) for c in arm.grid]
     points: list[Simulated] = []
     costs: list[PoolCosts] = []
     for done in _simulated(tasks, jobs, notify):
@@ -220,7 +224,7 @@ def _point(
     """None: interrupted."""
     arm = arms_named([task.arm])[0]
     options = msgspec.structs.replace(task.options, concurrency=task.concurrency)
-    plan = SimulationPlan(task.traces, options, arm.deployment(task.concurrency, task.pace))
+    plan = SimulationPlan(task.traces, options, arm.deployment(task.concurrency, task.pace, task.share))
 
     def tick(driver: Driver) -> None:
         notify(task.arm, task.concurrency, driver.tally.turns)

@@ -17,10 +17,11 @@ from bien.core.compose import compose
 from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
 from bien.replay.cli import make_app
-from bien.replay.validate.cliff_arms import ARMS, GLM, K3, K3_HOST, SERVED, Arm
+from bien.replay.validate.cliff_arms import ARMS, GLM, HOST_BYTES, K3, K3_HOST, SERVED, Arm
 from bien.replay.validate.cliff_display import verdict
 from bien.replay.validate.cliff_knee import RISE, knee, steps_apart
 from bien.replay.validate.cliff_plot import write_plot
+from bien.replay.validate.cliff_published import SESSIONS_SHARE
 from bien.replay.validate.cliffs import Cliffs, Simulated, arms_named, curve_of, drop, run_cliffs
 
 DATA = os.environ.get("BIEN_SHARED_DATA", "")
@@ -82,6 +83,16 @@ def test_deployments_follow_the_published_limits(arm: Arm) -> None:
         assert pool.slots == pool.scheduler.parameters["max_running"] == limit
         assert (pool.kv_store is not None) == (arm is K3_HOST)
         assert pool.kv_tokens == (SERVED if arm is GLM else None)
+
+
+def test_caches_scaled_to_the_sessions() -> None:
+    assert abs(SESSIONS_SHARE - 0.549) < 0.001
+    assert GLM.deployment(4, share=0.5).pool[0].kv_tokens == SERVED // 2
+    whole, half = (K3.deployment(16, share=s).pool[0].kv_tokens for s in (0.9999, 0.5))
+    assert whole is not None and half == pytest.approx(whole / 2, rel=1e-3)
+    assert whole < K3.rooms()[0].tokens  # states have their part
+    store = K3_HOST.deployment(16, share=0.5).pool[0].kv_store
+    assert store is not None and store.parameters["capacity_bytes"] == HOST_BYTES // 2
 
 
 def test_unknown_arms_are_refused() -> None:
