@@ -19,12 +19,13 @@ from bien.core.clock import VirtualClock
 from bien.core.compose import Composition, compose
 from bien.core.costs.factors import read_calibration
 from bien.core.deployment import Deployment, Selection, check_deployment
-from bien.core.errors import UserError
+from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
 from bien.core.worker.inprocess import InProcessClient
 from bien.gateway.core import Gateway
 from bien.replay.cache_account import CacheAccount
+from bien.replay.collection import collecting_rarely
 from bien.replay.costs import accelerators, pool_costs, way_of
 from bien.replay.driver import Driver
 from bien.replay.measure import measure
@@ -66,6 +67,9 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
     A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
     there are no tokens to guess. The memory index stands in for one that lies behind a connection.
     """
+    for remote in deployment.remote:
+        text = "its workers are another's engines, which cannot be simulated; leave it out"
+        raise DeploymentError(f"pool {remote.name!r}: {text}", field="pool")
     notes: list[str] = []
     pools = []
     for pool in deployment.pool:
@@ -131,7 +135,8 @@ def _simulate(
 ) -> Run:
     composition = compose(deployment, manager)
     workers = [wrap(built) for built in build_workers(composition, plan.options.seed)]
-    return VirtualClock.run(_run(plan, manager, composition, workers, on_tick))
+    with collecting_rarely():
+        return VirtualClock.run(_run(plan, manager, composition, workers, on_tick))
 
 
 def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
