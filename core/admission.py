@@ -85,6 +85,8 @@ class Admission:
         return True
 
     def chunk(self, s: Sequence, tokens: int) -> int:
+        if not self._states and not self._windows:
+            return tokens
         return self._snapshots.limit(s, self._fitting(s, tokens))
 
     def reserve(self, s: Sequence, tokens: int) -> bool:

@@ -59,7 +59,7 @@ def tolerance(now: float) -> float:
     return 1e-9 + abs(now) * 1e-15
 
 
-_running = threading.local()  # `loop`: that of `VirtualClock.run`, in its thread
+_running = threading.local()  # `selector`: of the loop of `VirtualClock.run`, in its thread
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -87,14 +87,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time. No sockets, no threads: they would never be polled."""
 
     def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-        self._jumping.next_timer = self._next_timer
-        self._jumping.moved = self._moved
+        self.jumping = _JumpingSelector()
+        super().__init__(self.jumping)
+        self.jumping.next_timer = self._next_timer
+        self.jumping.moved = self._moved
         self._moved(0.0)
 
     def time(self) -> float:
-        return self._jumping.now
+        return self.jumping.now
 
     def _moved(self, now: float) -> None:
         # Rounding must never leave a timer a hair in the future of the wait that was for it.
@@ -112,8 +112,8 @@ class VirtualClock:
 
     def time(self) -> float:
         # To ask asyncio for the running loop costs a system call, and time is read without end.
-        loop: asyncio.AbstractEventLoop | None = getattr(_running, "loop", None)
-        return (loop or asyncio.get_running_loop()).time()
+        selector: _JumpingSelector | None = getattr(_running, "selector", None)
+        return asyncio.get_running_loop().time() if selector is None else selector.now
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -122,8 +122,10 @@ class VirtualClock:
     def run(main: Coroutine[Any, Any, T]) -> T:
         """Run `main` to its end on a fresh virtual loop and return its result."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            before, _running.loop = getattr(_running, "loop", None), runner.get_loop()
+            loop = runner.get_loop()
+            assert isinstance(loop, VirtualLoop)
+            before, _running.selector = getattr(_running, "selector", None), loop.jumping
             try:
                 return runner.run(main)
             finally:
-                _running.loop = before
+                _running.selector = before

@@ -59,13 +59,16 @@ class RunContent:
         self._prompt = prompt
         self._continuation = continuation or BlockRuns()
         self._unique = unique
-        self._length = len(prompt)
+        self._begins = self._length = len(prompt)
         self._whole: BlockRuns | None = None
 
     def append(self, ids: bytes, count: int) -> None:
         self._length += count
 
     def named(self, start: int, stop: int) -> BlockRuns:
+        begins = self._begins
+        if begins <= start and stop <= begins + self._continuation.length:
+            return self._continuation.slice(start - begins, stop - begins)
         if self._whole is None:
             self._whole = self._prompt.join(self._continuation)
         if stop <= len(self._whole):
@@ -78,7 +81,7 @@ class RunContent:
         return inside.join(BlockRuns.of([(base + first, stop - first)]))
 
     def prompt(self) -> BlockRuns:
-        return self._prompt if self._length == len(self._prompt) else self.named(0, self._length)
+        return self._prompt if self._length == self._begins else self.named(0, self._length)
 
 
 def content_of(prompt: Prompt, forced: Prompt | None, unique: str) -> Content:

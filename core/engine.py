@@ -223,6 +223,10 @@ class Engine:
         self._tier_events(report)
         return report
 
+    def leave_out_tables(self) -> None:
+        """Plans come without block tables from now on: nothing computes by them."""
+        self._launcher.tables = False
+
     def jumpable(self) -> int:
         """How many steps, the one in flight included, repeat exactly unless something arrives: 1 when the
         scheduler is not stationary, a sequence loads, or blocks run short."""

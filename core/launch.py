@@ -53,6 +53,7 @@ class Launcher:
         self._admission = admission
         self._snapshots = snapshots
         self._groups = groups
+        self.tables = True  # False: whoever runs the plans keeps no KV and reads no tables
         self._host = host_drafts
         self._device = device_drafts
 
@@ -106,6 +107,9 @@ class Launcher:
         return new
 
     def _tables(self) -> list[TableUpdate]:
+        if not self.tables:
+            self._admission.take_dirty()
+            return []
         dirty = [(s.slot, s.kv) for s in self._admission.take_dirty() if s.kv is not None and s.slot >= 0]
         out = []
         for g in range(len(self._groups)):

@@ -84,6 +84,8 @@ class BlockRuns(msgspec.Struct, array_like=True, gc=False, tag="r", frozen=True)
 
     def slice(self, start: int, stop: int) -> BlockRuns:
         """Tokens start..stop as runs of their own."""
+        if len(self.packed) == 16 and 0 <= start < stop <= self.length:
+            return BlockRuns(_PAIR.pack(_PAIR.unpack(self.packed)[0] + start, stop - start), stop - start)
         flat = array.array("q")
         flat.frombytes(self.packed)
         out: list[tuple[int, int]] = []

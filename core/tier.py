@@ -81,7 +81,9 @@ class Tier:
 
     def advance(self, settled: int) -> list[tuple[Sequence, Load]]:
         """Begin the loads that may begin now; those that have ended are handed over."""
-        ended = []
+        ended: list[tuple[Sequence, Load]] = []
+        if not self._loads:
+            return ended
         for s, load in list(self._loads.items()):
             if load.transfers is None and settled >= load.after:
                 assert self._store is not None
@@ -159,6 +161,8 @@ class Tier:
     @property
     def busy(self) -> bool:
         """Whether something loads."""
+        if not self._loads and not self._orphans:
+            return False
         return bool(self._loads) or any(not load.lost for load, _ in self._orphans)
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bien.core.errors import UserError
 from bien.core.request import BlockRuns, TokenIds
+
+_PAIR = struct.Struct("<qq")  # a run, as BlockRuns packs it
 
 
 class Materializer:
@@ -48,10 +51,13 @@ def scoped(content: BlockRuns, scope: str) -> BlockRuns:
     that hash virtual ids."""
     if not content:
         return content
-    (start, n), *rest = content.runs()
+    start, n = _PAIR.unpack_from(content.packed)
     name = hashlib.blake2b(f"{scope}\0{start}".encode(), digest_size=8).digest()
-    first = int.from_bytes(name, "little") >> 2 | 1 << 62
-    return BlockRuns.of([(first, 1), (start + 1, n - 1), *rest])
+    first = BlockRuns(_PAIR.pack(int.from_bytes(name, "little") >> 2 | 1 << 62, 1), 1)
+    if n == 1:
+        return first.join(BlockRuns(content.packed[16:], content.length - 1))
+    rest = _PAIR.pack(start + 1, n - 1) + content.packed[16:]
+    return first.join(BlockRuns(rest, content.length - 1))
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

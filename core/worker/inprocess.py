@@ -45,6 +45,8 @@ class InProcessClient:
         self._simulated = bool(getattr(executor, "simulated", False))
         self._step = getattr(executor, "step", None) if self._simulated else None
         self._growing = getattr(executor, "growing", None)  # costs of the steps of a jump
+        if self._simulated and self._jump:
+            engine.leave_out_tables()
         self._listener: WorkerListener | None = None
         self._inbox: list[Callable[[], None]] = []
         self._alive = True

@@ -71,12 +71,7 @@ class Chunked(ABC):
             if step.budget > 0 and s.status is Status.RUNNING and s.pending == 1:
                 self._advance(view, s, step)
         self._prompts(view, step)
-        self.stationary = (
-            [i.sequence for i in step.plan.items] == self._running
-            and all(i.tokens == 1 and i.sequence.pending == 1 for i in step.plan.items)
-            and step.budget > 0
-            and step.settled
-        )
+        self.stationary = step.budget > 0 and step.settled and self._repeats(step.plan.items)
         return step.plan
 
     def note(self, elapsed: float, tokens: int) -> None:
@@ -85,6 +80,15 @@ class Chunked(ABC):
     def close(self) -> None:
         self._waiting.clear()
         self._running.clear()
+
+    def _repeats(self, items: list[PlanItem]) -> bool:
+        """Whether all that run decode."""
+        if len(items) != len(self._running):
+            return False
+        for item, s in zip(items, self._running, strict=True):
+            if item.sequence is not s or item.tokens != 1 or s.pending != 1:
+                return False
+        return True
 
     def _prompts(self, view: SchedulerView, step: _Step) -> None:
         """Chunks of running prompts, and admissions, merged by rank."""
