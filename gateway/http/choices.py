@@ -66,7 +66,12 @@ class Choices:
         ask, prompts = self._ask, self._served.prompts
         assert isinstance(self._work.prompt, TokenIds)
         scoring = None if ask.logprobs is None else Scoring(prompts.text.tokenizer)
-        progress = Progress(prompts.output(ask, self._work.prompt), scoring, silent=ask.max_tokens == 0)
+        progress = Progress(
+            prompts.output(ask, self._work.prompt),
+            scoring,
+            silent=ask.max_tokens == 0,
+            wants_ids=ask.return_token_ids,
+        )
         self._progress[index] = progress
         return progress
 

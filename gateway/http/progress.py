@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bien.core.errors import BienError
+from bien.core.errors import BienError, UserError
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
 from bien.gateway.http.scoring import Scoring
@@ -20,9 +20,17 @@ class Piece:
 
 
 class Progress:
-    def __init__(self, text: OutputText, scoring: Scoring | None = None, *, silent: bool = False) -> None:
+    def __init__(
+        self,
+        text: OutputText,
+        scoring: Scoring | None = None,
+        *,
+        silent: bool = False,
+        wants_ids: bool = False,
+    ) -> None:
         """`scoring`: reads log-probabilities, where asked for. `silent`: no token is asked for, so that the
-        first output ends it."""
+        first output ends it. `wants_ids`: its client asks for token ids."""
+        self._wants_ids = wants_ids
         self._scoring = scoring
         self._scores: list[Score] = []  # held back like the text, which a stop string may cut
         self._given = 0  # those that were not
@@ -37,6 +45,12 @@ class Progress:
         goes on: leave the stream."""
         if output.cached >= 0:
             self.cached = output.cached
+        if output.text and self._wants_ids:
+            raise UserError(
+                "return_token_ids is true; valid: false, because this model is served by an engine that does "
+                "not say which tokens it makes",
+                field="return_token_ids",
+            )
         if self._silent and output.count:
             self.finish = "length"
             return Piece("", b"")

@@ -43,6 +43,8 @@ def check_deployment(file: File) -> None:
 def resources(composition: Composition) -> list[str]:
     """What the deployment takes of this machine. ResourceError with the same numbers where that is too
     much. A model that is not here cannot be counted, which is said."""
+    if not composition.pools:
+        return ["this machine carries the gateway only"]
     cores = available_cores()
     threads, warnings = share_threads(composition.deployment.pool, composition.deployment.host, cores)
     pools = zip(composition.pools, threads, strict=True)
@@ -81,6 +83,8 @@ def describe(composition: Composition) -> list[str]:
             f"{spec.slots} slots, {_kv(spec)}"
         )
         lines += [_part(kind, part) for kind, part in pool.parts.items()]
+    for name, part in composition.remote:
+        lines += [f"pool {name}: others' servers", _part("engine", part)]
     return lines
 
 

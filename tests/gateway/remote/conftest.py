@@ -1,4 +1,4 @@
-"""Bytes that vLLM's and SGLang's own publishers made (recorded/), and what they say."""
+"""Stand-ins of servers, and bytes that vLLM's and SGLang's own publishers made (recorded/)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.gateway.remote.stand_in import Publisher, StandIn
 
 RECORDED = Path(__file__).parent / "recorded"
 PUBLISHERS = ["vllm-arrays", "vllm-maps", "vllm-whole-maps", "vllm-newest", "sglang-arrays", "sglang-maps"]
@@ -30,3 +32,20 @@ def publisher(request: pytest.FixtureRequest) -> Any:
     for key in ("frames", "replayed_from_2"):
         found[key] = [[bytes.fromhex(part) for part in frame] for frame in found[key]]
     return found
+
+
+@pytest.fixture
+def stand_in() -> Any:
+    """The class of a server that stands in for others'."""
+    return StandIn
+
+
+@pytest.fixture
+def publisher_at() -> Any:
+    """Makes a publisher of KV events with its sockets in a folder."""
+
+    def make(folder: Path, long: bool = True) -> Any:
+        folder.mkdir()
+        return Publisher(folder, long)
+
+    return make
