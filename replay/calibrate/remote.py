@@ -90,7 +90,7 @@ async def observe_server(
         if value is not None and value < 1:
             raise UserError(f"{name} = {value}; valid: 1 or more", field=name)
     prober = Prober(server, clock, f"calibrate-{uuid.uuid4().hex}")
-    observer = _Observer(prober, chunk)
+    observer = _Observer(prober, chunk, sessions)
     spare, state = await observer.warm_up()
     reach = Reach(
         sessions=sessions,
@@ -120,10 +120,10 @@ class _ServerInfo(msgspec.Struct):
 
 
 class _Observer:
-    def __init__(self, prober: Prober, chunk: int | None) -> None:
+    def __init__(self, prober: Prober, chunk: int | None, most: int) -> None:
         self.chunk = chunk or CHUNK
         self.observed: list[Observed] = []
-        self._prober, self._known = prober, chunk is not None
+        self._prober, self._known, self._most = prober, chunk is not None, most
         self._engine = ""
         self._caches = True  # and says what it has cached
         self._dropped: dict[str, int] = {}
@@ -146,13 +146,14 @@ class _Observer:
         return (min(high, low + math.ceil(look / step)) if step > 0 else low), state
 
     async def all(self, plan: RemotePlan, on_batch: OnBatch) -> None:
-        count = len(plan.lone) + len(plan.together)
-        for number, lone in enumerate(plan.lone):
-            on_batch(Batch(1, lone.prompt), number, count)
-            await self._lone(lone, number)
-        for number, together in enumerate(plan.together, len(plan.lone)):
-            on_batch(together.batch, number, count)
-            self._together(await self._prober.together(together, number))
+        probes = [*plan.lone, *plan.together] * plan.rounds
+        for number, probe in enumerate(probes):
+            if isinstance(probe, Lone):
+                on_batch(Batch(1, probe.prompt), number, len(probes))
+                await self._lone(probe, number)
+            else:
+                on_batch(probe.batch, number, len(probes))
+                self._together(await self._prober.together(probe, number))
 
     async def _lone(self, lone: Lone, number: int) -> None:
         more = lone.more if self._caches else ()
@@ -189,7 +190,7 @@ class _Observer:
                 "sent its prompts before",
                 field="url",
             )
-        dropped, gaps = check_window(flow)
+        dropped, gaps = check_window(flow, self._most)
         found = window(flow)
         if not (dropped := checked.dropped or dropped) and found is None:
             dropped = "sequences of a batch did not decode together for long enough"

@@ -66,22 +66,23 @@ def check(flow: Flow) -> Checked:
     return Checked(dropped, cached if cached is not None else counted, prefill, first)
 
 
-def check_window(flow: Flow) -> tuple[str, Sum | None]:
-    """Why the batch's window is no measure of it, or ""; and what the server counted of gaps in it.
-    UserError: others use the server."""
+def check_window(flow: Flow, most: int) -> tuple[str, Sum | None]:
+    """Why the batch's window is no measure of it, or ""; and what the server counted of gaps in it. `most`:
+    sequences of the largest batch. UserError: others use the server."""
     ours = len(flow.records)
     if flow.window is None:
-        return "", None
+        return "sequences of a batch did not decode together for long enough", None
     first, last = (look.state for look in flow.window)
     if first is None or last is None:
         return "", None
-    for state in (first, last):
-        if state.running is not None and state.running > ours:
-            raise UserError(
-                f"{state.running} requests run on the server, {ours} of them are ours: others use it; valid: "
-                "a server that nobody else uses",
-                field="url",
-            )
+    # A count that is not of the last step may be that of an earlier batch.
+    running = min(state.running or 0 for state in (first, last))
+    if running > (ours if first.live else most):
+        raise UserError(
+            f"{running} requests run on the server, {ours} of them are ours: others use it; valid: a server "
+            "that nobody else uses",
+            field="url",
+        )
     # The last look may have come after the end of some.
     open_ = min(r.last for r in flow.records) > flow.window[1].came
     for state in (first, last) if open_ else (first,):

@@ -11,10 +11,8 @@ from bien.replay.calibrate.probes import ANSWER, SHORTEST, TURNS, Batch, Reach, 
 
 CHUNK = 2048  # tokens of a prompt in one step that vLLM and SGLang allow at least, if nobody has set it
 WINDOW = 24  # decode steps of a batch that are measured
-ROUNDS = 3  # of everything, where the tokens allow: machines do not repeat themselves
-REPEATS = 2  # of a prompt alone, in a round
+ROUNDS = (2, 4)  # of everything, as the tokens allow: machines do not repeat themselves
 LEAST = 128  # tokens of the longest prompt: fewer tell nothing of contexts
-SHORT = 512  # tokens: longer ones cost more than their repeats tell
 _FIRST = 8  # steps in which a batch comes together, beside those of its prompts
 _NEWCOMER = 8  # steps around one prompt that comes in between
 
@@ -37,10 +35,17 @@ class Together(msgspec.Struct, frozen=True):
     newcomers: tuple[int, ...]
     answer: int  # tokens of each sequence of the batch
 
+    @property
+    def cost(self) -> int:
+        return self.batch.sessions * self.batch.prompt + sum(self.newcomers)
+
 
 class RemotePlan(msgspec.Struct, frozen=True):
+    """`rounds`: how often all of it is run."""
+
     lone: list[Lone]
     together: list[Together]
+    rounds: int
 
 
 def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
@@ -52,36 +57,32 @@ def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
             f"a server with room for {reach.context} tokens of a sequence and {reach.cache} of all is too "
             f"small to calibrate with {reach.sessions} at a time; valid: {LEAST + answer} tokens or more"
         )
-    lone = _lone(longest, chunk)
-    while len(lone) > 4 and sum(p.cost for p in _repeated(lone)) > reach.tokens / 2:
+    largest = min(chunk, max(LEAST, reach.tokens // 16))  # of what comes on top of others, or beside them
+    lone = _lone(longest, largest)
+    least, most = ROUNDS
+    while len(lone) > 4 and sum(p.cost for p in lone) > reach.tokens / 2 / least:
         lone.pop()
     # Its own reserve for answers and turns is not needed.
     reserve = TURNS * (ANSWER + SHORTEST)
-    room = Reach(reach.sessions, longest * 5 // 4 + reserve, reach.cache, reach.tokens // 2)
-    planned = batches(room)
-    cost = sum(p.cost for p in _repeated(lone)) + sum(b.sessions * b.prompt for b in planned)
-    rounds = max(1, min(ROUNDS, reach.tokens // cost))
+    room = Reach(reach.sessions, longest * 5 // 4 + reserve, reach.cache, reach.tokens // 2 // least)
     together = []
-    sizes = _doubling(2 * SHORTEST, min(longest, chunk - reach.sessions))
-    for number, batch in enumerate(planned * rounds):
+    sizes = _doubling(2 * SHORTEST, min(longest, largest, chunk - reach.sessions))
+    for number, batch in enumerate(batches(room)):
         new = tuple(sizes[(2 * number + i) % len(sizes)] for i in range(2)) if sizes else ()
         new = tuple(n for n in new if batch.sessions * (batch.prompt * 1.3 + answer) + n < reach.cache)
         together.append(Together(batch, new, _answer(batch, len(new), chunk, spare)))
     # A long context leaves less room for its answers.
-    together = [t for t in together if t.batch.prompt * 1.3 + t.answer <= reach.context] or together[:1]
-    return RemotePlan(_repeated(lone) * rounds, together)
+    together = [t for t in together if t.batch.prompt * 1.3 + t.answer <= reach.context]
+    rounds = max(least, min(most, reach.tokens // sum(p.cost for p in (*lone, *together))))
+    return RemotePlan(lone, together, rounds)
 
 
-def _lone(longest: int, chunk: int) -> list[Lone]:
+def _lone(longest: int, largest: int) -> list[Lone]:
     out = []
     for number, prompt in enumerate(_doubling(SHORTEST, longest)):
-        sizes = [n for n in _doubling(SHORTEST, min(chunk, longest - prompt)) if prompt >= 128]
+        sizes = [n for n in _doubling(SHORTEST, min(largest, longest - prompt)) if prompt >= 128]
         out.append(Lone(prompt, _two(sizes, number)))
     return out
-
-
-def _repeated(lone: list[Lone]) -> list[Lone]:
-    return [*lone, *(p for p in lone if p.prompt <= SHORT for _ in range(REPEATS - 1))]
 
 
 def _two(sizes: list[int], number: int) -> tuple[int, ...]:

@@ -73,6 +73,7 @@ class StandIn:
         self._waiting: list[Sequence] = []
         self._known: set[tuple[str, bytes]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._written = 0.0  # running requests, as SGLang counts them: now and then
         self._counted: dict[str, float] = {}
 
     async def generate(self, request: TurnRequest, record: TurnRecord) -> None:
@@ -125,7 +126,7 @@ class StandIn:
         }
         if self.engine == "sglang":
             return common | {
-                "num_running_reqs": float(len(self._running)),
+                "num_running_reqs": self._written,
                 "num_queue_reqs": 0.0,
                 "num_requests_total": c("ended", 0.0),
                 "cached_tokens_total": c("cached", 0.0),
@@ -149,6 +150,8 @@ class StandIn:
             starts, counts = np.array([s.at for s, _ in plan]), np.array([n for _, n in plan])
             sampled = [s for s, n in plan if s.at + n >= s.prompt]
             cost = self.model.seconds(starts, counts, len(sampled)) + self.stall(self.steps)
+            if self.steps % 40 == 0:
+                self._written = float(len(self._running))
             self.steps += 1
             await self._clock.sleep(cost)
             self._count("drafts", self.drafts)

@@ -134,8 +134,8 @@ async def test_a_server_without_metrics_is_observed_and_said_to_be_unchecked() -
     assert any(o.requests and o.steps for o in found.observed)
 
 
-@pytest.mark.parametrize(("stated", "known"), [(256, True), (-1, False), (None, False)])
-async def test_sglang_says_how_large_its_chunks_are(stated: int | None, known: bool) -> None:
+@pytest.mark.parametrize(("stated", "known"), [(256, True), (-1, False)])
+async def test_sglang_says_how_large_its_chunks_are(stated: int, known: bool) -> None:
     async with Server("sglang", info={"chunked_prefill_size": stated}) as server:
         server.stand_in.chunk = 256
         found, _ = await ask(server)
