@@ -175,9 +175,9 @@ def _levels(report: RouteReport) -> Table:
     for name in report.policies:
         cells = []
         for level in report.levels:
-            values = [round(p.ttft_ms.p90, 1) for p in level.policies.values() if p.ttft_ms.p90 is not None]
+            values = [round(p.ttft_ms.p90) for p in level.policies.values() if p.ttft_ms.p90 is not None]
             p90 = level.policies[name].ttft_ms.p90
-            best = p90 is not None and round(p90, 1) == min(values)
+            best = p90 is not None and round(p90) == min(values)
             cells.append(Text(_number(p90, 0) + ("*" if best else " "), BEST if best else ""))
         table.add_row(as_is(name), *cells)
     return table

@@ -79,12 +79,12 @@ class Course:
 
     def __init__(self, turns: int, variants: int, on_progress: Callable[[int, int], None]) -> None:
         self._total = turns * variants
-        self._done: dict[int, int] = {}
+        self._done: dict[int, tuple[Variant, int]] = {}  # the variant is held: its id is its own
         self._tell = on_progress
 
     def note(self, variant: Variant, turns: int) -> None:
-        self._done[id(variant)] = turns
-        self._tell(sum(self._done.values()), self._total)
+        self._done[id(variant)] = variant, turns
+        self._tell(sum(turns for _, turns in self._done.values()), self._total)
 
 
 def explain(

@@ -197,7 +197,7 @@ def best_of(policies: dict[str, PolicyReport]) -> dict[str, list[str]]:
     }
     for part in ("mean", "p50", "p90", "p95", "p99"):
         values = {n: getattr(p.ttft_ms, part) for n, p in policies.items()}
-        figures[f"ttft_ms.{part}"] = {n: round(v, 1) for n, v in values.items() if v is not None}
+        figures[f"ttft_ms.{part}"] = {n: round(v) for n, v in values.items() if v is not None}
     return {
         figure: [name for name, value in values.items() if value == min(values.values())]
         for figure, values in figures.items()

@@ -23,7 +23,7 @@ from bien.replay.record import TurnRecord
 from bien.replay.route.hindsight import improved
 from bien.replay.route.infinite import InfiniteCache
 from bien.replay.route.pooled import shared_among
-from bien.replay.route.variant import Seen, Variant
+from bien.replay.route.variant import Placement, Seen, Variant
 from bien.replay.route.watch import Placed, Watched
 from bien.replay.simulation import build_workers
 from bien.replay.tally import Corpus
@@ -45,20 +45,24 @@ class Bench:
 
     def run(self, variant: Variant, on_turns: Callable[[int], None] = lambda turns: None) -> Seen:
         """`on_turns` is told now and then how many turns have ended. BienError: the deployment is wrong."""
-        if (given := variant.hindsight) is not None:
-            variant.placement = improved(given)
+        placement = improved(variant.hindsight) if variant.hindsight else variant.placement
         composition = compose(variant.deployment, self._manager)
-        return VirtualClock.run(self._run(variant, composition, on_turns))
+        return VirtualClock.run(self._run(variant, placement, composition, on_turns))
 
-    async def _run(self, variant: Variant, composition: Composition, on_turns: Callable[[int], None]) -> Seen:
+    async def _run(
+        self,
+        variant: Variant,
+        placement: Placement | None,
+        composition: Composition,
+        on_turns: Callable[[int], None],
+    ) -> Seen:
         clock, spec = VirtualClock(), composition.spec
         workers = list(build_workers(composition, variant.seed))
         if variant.pool_of:
             workers = [shared_among(w, variant.pool_of) for w in workers]
         names = [w.info.id for w in workers]
         ctx = Context(clock=clock, rng=random.Random(variant.seed))
-        placed = variant.placement and Placed(variant.placement, names)
-        router = Watched(placed or composition.gateway["router"].make(ctx))
+        router = Watched(Placed(placement, names) if placement else composition.gateway["router"].make(ctx))
         gateway = Gateway(
             [InProcessClient(w.info, w.engine, w.executor, clock) for w in workers],
             router,
