@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -60,40 +59,52 @@ class Worker:
 
 
 class Sessions:
-    """Batches of all workers: sessions grow by runs, move, and lose their ends."""
+    """Batches of all workers: sessions grow by runs, move, and lose their ends. Prompts stay."""
 
     def __init__(self, workers: list[Worker], room: int, rng: random.Random) -> None:
         self._rng = rng
         self._workers = workers
         self._room = room  # blocks of one worker
         self._prompts = [rng.randbytes(HASH_BYTES * 100) for _ in range(8)]
-        self._held: list[deque[list[bytes]]] = [deque() for _ in workers]  # sessions as runs
+        self._held: list[dict[int, list[bytes]]] = [{} for _ in workers]  # sessions as runs, a prompt first
         self._count = [0 for _ in workers]
+        self._begun = 0
 
     def next(self) -> tuple[EventBatch, int]:
         """A batch, and the blocks that its events name."""
         rng, at = self._rng, self._rng.randrange(len(self._workers))
         sessions = self._held[at]
         if not sessions or rng.random() < 0.02:
-            runs = [rng.choice(self._prompts)]
-            moved = self._held[rng.randrange(len(self._held))]
-            if moved and rng.random() < 0.125:
-                runs = list(rng.choice(moved))
-            sessions.append(runs)
+            runs = self._new(sessions)
             events = [KVEvent("stored", 0, b"", b"".join(runs))]
+            self._count[at] += len(b"".join(runs[1:])) // HASH_BYTES
         else:
-            runs = sessions[rng.randrange(len(sessions))]
-            parent = runs[-1][-HASH_BYTES:] if runs else b""
+            runs = sessions[rng.choice(list(sessions))]
+            parent = runs[-1][-HASH_BYTES:]
             runs.append(rng.randbytes(HASH_BYTES * rng.randint(1, LONGEST)))
             events = [KVEvent("stored", 0, parent, runs[-1])]
-        self._count[at] += len(events[0].hashes) // HASH_BYTES
+            self._count[at] += len(runs[-1]) // HASH_BYTES
         while self._count[at] > self._room:
-            gone = sessions[0].pop()
-            if not sessions[0]:
-                sessions.popleft()
+            oldest = next(iter(sessions))
+            if len(sessions[oldest]) == 1:
+                del sessions[oldest]
+                continue
+            gone = sessions[oldest].pop()
             self._count[at] -= len(gone) // HASH_BYTES
             events.append(KVEvent("removed", 0, b"", gone))
         return self._workers[at].batch(*events), sum(len(e.hashes) for e in events) // HASH_BYTES
+
+    def _new(self, sessions: dict[int, list[bytes]]) -> list[bytes]:
+        number, runs = self._begun, [self._rng.choice(self._prompts)]
+        there = self._rng.choice(self._held)
+        if there and self._rng.random() < 0.125:
+            moved = self._rng.choice(list(there))
+            if moved not in sessions:
+                number, runs = moved, list(there[moved])
+        if number == self._begun:
+            self._begun += 1
+        sessions[number] = runs
+        return runs
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Blocks {
     // A free number. Freed ones are used again in order, once they are an eighth of all: then free stretches
     // are long, and to search for them is cheap.
     uint32_t unused() {
-        if (!sweeping_ && top_ - count_ > 1024 + top_ / 8) {
+        if (!sweeping_ && top_ - count_ > 64 + top_ / 8) {
             sweeping_ = true;
             cursor_ = 0;
         }
