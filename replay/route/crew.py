@@ -14,6 +14,7 @@ from bien.core.plugins import PluginManager
 from bien.replay.route.stack import Bench
 from bien.replay.route.variant import Seen, Variant
 from bien.replay.route.wire import LENGTH, Done, FromChild, Progress, Task, Trace, frame
+from bien.replay.signals import cancelling
 from bien.traces.model import Session
 
 OnTurns = Callable[[Variant, int], None]  # how many turns of it have ended
@@ -50,23 +51,30 @@ class Processes:
         self._children: list[asyncio.subprocess.Process] = []
 
     def run(self, variants: Sequence[Variant], on_turns: OnTurns) -> list[Seen]:
-        return self._runner.run(self._run(variants, on_turns))
+        try:
+            return self._runner.run(self._run(variants, on_turns))
+        except asyncio.CancelledError:  # by a signal
+            raise KeyboardInterrupt from None
 
     async def _run(self, variants: Sequence[Variant], on_turns: OnTurns) -> list[Seen]:
-        while len(self._children) < min(self._count, len(variants)):
-            self._children.append(await self._start())
+        task = asyncio.current_task()
+        assert task is not None
         todo = list(enumerate(variants))[::-1]
         found: dict[int, Seen] = {}
 
-        async def work(child: asyncio.subprocess.Process) -> None:
+        async def work(child: asyncio.subprocess.Process | None) -> None:
+            child = child or await self._start()
             while todo:
                 number, variant = todo.pop()
                 found[number] = await _ask(child, variant, on_turns)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for child in self._children:
-                    group.create_task(work(child))
+            with cancelling(task):
+                async with asyncio.TaskGroup() as group:
+                    for child in self._children:
+                        group.create_task(work(child))
+                    for _ in range(len(self._children), min(self._count, len(variants))):
+                        group.create_task(work(None))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [found[number] for number in range(len(variants))]
@@ -76,9 +84,9 @@ class Processes:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bien.replay.route.child", stdin=pipe, stdout=pipe
         )
+        self._children.append(child)
         assert child.stdin is not None
         child.stdin.write(self._trace)
-        await child.stdin.drain()
         return child
 
     def close(self) -> None:

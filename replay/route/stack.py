@@ -25,6 +25,7 @@ from bien.replay.route.infinite import InfiniteCache
 from bien.replay.route.pooled import shared_among
 from bien.replay.route.variant import Placement, Seen, Variant
 from bien.replay.route.watch import Placed, Watched
+from bien.replay.signals import cancelling
 from bien.replay.simulation import build_workers
 from bien.replay.tally import Corpus
 from bien.replay.target import TargetInfo
@@ -47,7 +48,10 @@ class Bench:
         """`on_turns` is told now and then how many turns have ended. BienError: the deployment is wrong."""
         placement = improved(variant.hindsight) if variant.hindsight else variant.placement
         composition = compose(variant.deployment, self._manager)
-        return VirtualClock.run(self._run(variant, placement, composition, on_turns))
+        try:
+            return VirtualClock.run(self._run(variant, placement, composition, on_turns))
+        except asyncio.CancelledError:  # by a signal
+            raise KeyboardInterrupt from None
 
     async def _run(
         self,
@@ -73,8 +77,11 @@ class Bench:
         )
         driver = self._driver(variant, GatewayTarget(gateway, TargetInfo()), clock, composition)
         looking = asyncio.create_task(_look(driver, on_turns))
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            await driver.run()
+            with cancelling(task):
+                await driver.run()
             for worker in workers:
                 worker.engine.check_integrity()
             busy = [w.engine.stats().busy_seconds for w in workers]
