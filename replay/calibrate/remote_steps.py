@@ -42,7 +42,7 @@ def window(flow: Flow) -> Window | None:
         tokens.append(counts[i + 1 : j + 1])
         # The token in the middle of those that came; the step that made it read the one before.
         before, all_ = counts[: i + 1].sum(), counts[: j + 1].sum()
-        starts.append(record.prompt_tokens + round((before + 1 + all_) / 2) - 2)
+        starts.append(int(record.prompt_tokens + (before + 1 + all_) // 2 - 2))
     gaps, weights = np.concatenate(seconds), np.concatenate(tokens)
     each = gaps / weights
     usual = each <= STALL * np.median(each)

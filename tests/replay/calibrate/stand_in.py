@@ -4,7 +4,7 @@ with a prefix cache and a metrics page. On a virtual clock its seconds are exact
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,14 @@ FACTORS = {
 def model(factors: dict[str, float] | None = None) -> StepModel:
     a = read_architecture("llama-3.1-8b", 16, "bfloat16")
     return StepModel(a, load_machine("h100"), factors=factors)
+
+
+Ran = tuple[tuple[tuple[int, int], ...], int]
+
+
+def as_ran(starts: Iterable[int], counts: Iterable[int], samples: int) -> Ran:
+    """A step, whatever the order of its sequences."""
+    return tuple(sorted(zip(starts, counts, strict=True))), samples
 
 
 @dataclass(eq=False)
@@ -68,6 +76,7 @@ class StandIn:
         self.stall: Callable[[int], float] = lambda step: 0.0  # seconds beyond what step n costs
         self.sent: Callable[[TurnRecord], object] = lambda record: None  # a chunk went out
         self.steps = 0
+        self.log: set[Ran] = set()  # what they computed
         self._clock = clock
         self._running: list[Sequence] = []
         self._waiting: list[Sequence] = []
@@ -153,6 +162,7 @@ class StandIn:
             if self.steps % 40 == 0:
                 self._written = float(len(self._running))
             self.steps += 1
+            self.log.add(as_ran(starts.tolist(), counts.tolist(), len(sampled)))
             await self._clock.sleep(cost)
             self._count("drafts", self.drafts)
             for s, n in plan:

@@ -62,6 +62,8 @@ def test_what_is_observed_is_what_the_server_charged(engine: str) -> None:
     off = errors(found, server)
     # A window stands for its middle, repeats for one of them.
     assert len(off) >= 15 and off.max() < 1e-2 and np.median(off) < 1e-3
+    ran = [stand_in.as_ran(s.starts, s.counts, s.samples) for o in found.observed for s in o.steps]
+    assert all(r in server.log for r in ran)
     assert rows(found) >= {1, 2, 4, 8}
     assert len({o.place for o in found.observed}) == len(found.observed)
 
