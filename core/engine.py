@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from bien.core.admission import Admission
+from bien.core.chains import extended_chain, prompt_chain
 from bien.core.clock import Clock
 from bien.core.content import TokenContent, content_of
 from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
@@ -22,7 +23,7 @@ from bien.core.jump import Jump
 from bien.core.kv.cache import KVCache
 from bien.core.kv.events import KVEvent
 from bien.core.kv.groups import KVGroup
-from bien.core.kv.hashing import HASH_BYTES, continue_chain, extend_chain, root_hash
+from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.store import KVStore
 from bien.core.launch import Launcher, check_plan
 from bien.core.plan import ExecutorPlan, StepResult
@@ -132,7 +133,7 @@ class Engine:
             seed=self._rng.getrandbits(64) if seed is None else seed & ((1 << 64) - 1),
             content=content_of(request.prompt, request.forced, request.id),
             length=prompt,
-            hashes=self._prompt_chain(request),
+            hashes=prompt_chain(request, self.limits.block_tokens),
         )
         self._scheduler.add(sequence)
         self._order += 1
@@ -377,23 +378,4 @@ class Engine:
 
     def chain(self, s: Sequence, blocks: int) -> bytes:
         """Hashes of the first `blocks` full blocks of its confirmed content."""
-        have, size = len(s.hashes) // HASH_BYTES, self.limits.block_tokens
-        if blocks > have:
-            parent = s.hashes[-HASH_BYTES:] or root_hash(s.request.hash_key)
-            tail = s.content.named(have * size, blocks * size)
-            s.hashes += continue_chain(s.request.hash_key, parent, tail, size)
-        return s.hashes[: blocks * HASH_BYTES]
-
-    def _prompt_chain(self, request: GenerateRequest) -> bytes:
-        want = request.prompt_tokens // self.limits.block_tokens
-        if len(request.hashes) == want * HASH_BYTES:
-            return request.hashes
-        if request.hashes:
-            raise UserError(
-                f"hashes cover {len(request.hashes) // HASH_BYTES} blocks, the prompt has {want} full blocks "
-                f"of {self.limits.block_tokens} tokens",
-                field="hashes",
-            )
-        return extend_chain(
-            request.hash_key, b"", request.prompt, self.limits.block_tokens, request.prompt_tokens
-        )
+        return extended_chain(s, blocks, self.limits.block_tokens)[: blocks * HASH_BYTES]

@@ -10,6 +10,7 @@ A row changes the caches only where it fills a block (step k); all other steps a
 from __future__ import annotations
 
 from bien.core.admission import Admission
+from bien.core.chains import extended_chain
 from bien.core.flight import FlightItem
 from bien.core.settlement import Settlement
 from bien.core.snapshots import Snapshots
@@ -30,6 +31,7 @@ class Jump:
         """`steps` steps follow each other; the first is launched already, the last is left to be settled."""
         changes = []
         for row, item in enumerate(items):
+            extended_chain(item.sequence, (item.start + steps) // self._block, self._block)
             for step in range(-(item.start + 1) % self._block, steps, self._block):
                 if step:
                     changes.append((step, _SNAPSHOT, row))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from bien.core.chains import extended_chain
 from bien.core.clock import Clock
 from bien.core.flight import FlightItem
 from bien.core.guarded import GuardedSpeculator
@@ -21,7 +22,6 @@ class Owner(Protocol):
 
     clock: Clock
 
-    def chain(self, s: Sequence, blocks: int) -> bytes: ...
     def end(self, s: Sequence, finish: str) -> None: ...
     def room(self, s: Sequence) -> int: ...
 
@@ -115,7 +115,7 @@ class Settlement:
         blocks = s.computed // self._block
         if s.kv is None or blocks <= s.committed:
             return
-        self._cache.commit(s.kv, self._owner.chain(s, blocks), s.computed)
+        self._cache.commit(s.kv, extended_chain(s, blocks, self._block), s.computed)
         if self._windows:
             self._cache.slide(s.kv, s.computed)
         s.committed = blocks

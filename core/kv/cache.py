@@ -140,7 +140,10 @@ class KVCache:
                 return False
         kv.grow(count)
         for g in self.paged:
-            kv.blocks[g, kv.count : count] = self._allocate(g, need)
+            if need == 1:
+                kv.blocks[g, kv.count] = self._take(g)
+            else:
+                kv.blocks[g, kv.count : count] = self._allocate(g, need)
         kv.count, kv.capacity = count, count * self.block_tokens
         return True
 
@@ -173,7 +176,7 @@ class KVCache:
         """A block of a STATE group to take a snapshot into, held by `kv` until kept or dropped; 0: none."""
         if not self.pools[group].available:
             return 0
-        block = int(self._allocate(group, 1)[0])
+        block = self._take(group)
         kv.snapshots.setdefault(group, set()).add(block)
         return block
 
@@ -194,7 +197,7 @@ class KVCache:
         held = kv.snapshots.get(group, set())
         if block in held:
             held.remove(block)
-            self.pools[group].unref(np.array([block], np.int32))
+            self.pools[group].drop(block)
 
     def forget_snapshot(self, group: int, hashes: bytes, tokens: int) -> bool:
         """Uncache the kept snapshot at `tokens` if nobody uses it (a newer one of the same sequence
@@ -278,6 +281,12 @@ class KVCache:
             self.tree.evict(group, n)
         return pool.allocate(n)
 
+    def _take(self, group: int) -> int:
+        pool = self.pools[group]
+        if not pool.free:
+            self.tree.evict(group, 1)
+        return pool.take()
+
     def _hold(self, kv: SequenceKV, match: Match, blocks: int) -> list[I32]:
         # Reference what is there of the first `blocks` blocks; absent entries of the tables stay 0.
         held: list[I32] = []
@@ -340,7 +349,7 @@ class KVCache:
         if tokens > kv.attached * self.block_tokens:
             for g in self.states:
                 if kv.sources[g]:
-                    self.pools[g].unref(np.array([kv.sources[g]], np.int32))
+                    self.pools[g].drop(kv.sources[g])
                     kv.sources[g] = 0
 
     def _share_state(self, kv: SequenceKV, group: int, block: int, hashes: bytes, depth: int) -> None:

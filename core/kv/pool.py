@@ -50,6 +50,15 @@ class BlockPool:
         self.births[ids] += 1
         return ids
 
+    def take(self) -> int:
+        """`allocate` of a single block."""
+        assert self.free, "a block asked of none that are free"
+        self.free -= 1
+        id = int(self._stack[self.free])
+        self.refs[id] = 1
+        self.births[id] += 1
+        return id
+
     def ref(self, ids: I32) -> None:
         """One more reference to blocks that are cached or referenced."""
         refs = self.refs[ids]
@@ -70,6 +79,18 @@ class BlockPool:
         self.idle += idle
         if idle != len(zero):
             self._push(zero[~kept])
+
+    def drop(self, id: int) -> None:
+        """`unref` of a single block."""
+        left = int(self.refs[id]) - 1
+        self.refs[id] = left
+        if left:
+            return
+        if self.cached[id]:
+            self.idle += 1
+        else:
+            self._stack[self.free] = id
+            self.free += 1
 
     def cache(self, ids: I32) -> None:
         """Referenced blocks entered the tree."""
