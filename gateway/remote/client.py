@@ -246,7 +246,7 @@ class RemoteClient:
     # Salts.
 
     def _salt(self, request: GenerateRequest) -> str:
-        if not request.tenant or not self._endpoint.salt:
+        if not (request.tenant or request.salt) or not self._endpoint.salt:
             return ""
         salt = salt_of(request.hash_key)
         if salt not in self._salts:

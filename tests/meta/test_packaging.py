@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOMS = ("core", "plugins", "gateway", "traces", "replay")
-OPTIONAL = {"transformers", "matplotlib", "pytest", "hypothesis", "hatchling", "openai"}
+OPTIONAL = {"transformers", "matplotlib", "pytest", "hypothesis", "hatchling", "openai", "zmq"}
 
 
 def requirement_names(root: Path) -> set[str]:

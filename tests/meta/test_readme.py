@@ -66,7 +66,10 @@ def test_the_plugin_routes(installed):
 
 
 def test_the_deployment_composes(readme):
-    (example,) = [b for b in blocks(readme, "toml") if "[[pool]]" in b]
+    (remote,) = [b for b in blocks(readme, "toml") if "engine =" in b]
+    [(_, engine)] = compose(parse_deployment(tomllib.loads(remote)), PluginManager.load("")).remote
+    assert engine.provider.name == "vllm"
+    (example,) = [b for b in blocks(readme, "toml") if "[[pool]]" in b and b != remote]
     composition = compose(parse_deployment(tomllib.loads(example)), PluginManager.load(""))
     assert composition.gateway["router"].config.ms_per_prefill_token == 0.4
     assert set(composition.pools[0].parts) >= {"scheduler", "executor", "speculator"}
