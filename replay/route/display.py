@@ -184,7 +184,8 @@ def _levels(report: RouteReport) -> Table:
 
 
 def _decision(d: Costliest) -> Text:
-    reasons = ", ".join(f"{k} {v:,.1f}" if isinstance(v, float) else f"{k} {v}" for k, v in d.reasons.items())
+    told = {k: f"{v:,.1f}" if isinstance(v, float) else str(v) for k, v in d.reasons.items() if v != 0}
+    reasons = ", ".join(f"{name} {value}" for name, value in told.items())
     lines = [
         ("bold", f"  {d.id}  "),
         ("", f"TTFT {d.ttft_ms:,.0f} ms; hindsight: {d.oracle_ttft_ms:,.0f} ms on {d.oracle_worker}\n"),

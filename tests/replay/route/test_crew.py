@@ -64,7 +64,6 @@ def test_bad_input_is_said_in_a_line_before_anything_runs(tmp_path: Path):
         return line
 
     assert "did you mean 'sticky'?" in error("--policy", "stick")
-    assert "valid: --capacity 1856 or more" in error("--capacity", "1000")
     assert "is where the result goes" in error("--json", "a.x", "--plot", "a.x")
 
 
