@@ -112,37 +112,24 @@ def _hit(axes: Any, curve: Curve) -> None:
 def _knees(axes: Any, curve: Curve, x: dict[int, int], named: bool = True) -> None:
     """Lines at the knees; where both are at one place they lie beside each other."""
     same = curve.knee_published == curve.knee_simulated
-    for (name, at), side in zip(
-        (("published", curve.knee_published), ("simulated", curve.knee_simulated)), (-1, 1), strict=True
-    ):
-        if at is None:
-            continue
-        place = x[at] + side * (0.035 if same else 0.0)
-        axes.axvline(place, color=FACES[name], lw=1.4, ls="--", zorder=2)
+    knees = (("published", curve.knee_published, -1), ("simulated", curve.knee_simulated, 1))
+    first = min(x[at] for _, at, _ in knees if at is not None)
+    for row, (name, at, side) in enumerate(knees):
+        if at is not None:
+            place = x[at] + (0.035 * side if same else 0.0)
+            axes.axvline(place, color=FACES[name], lw=1.4, ls="--", zorder=2)
         if named:
             axes.annotate(
-                f"knee, {name}: {at}",
-                (place, 1.0),
+                f"no knee {name}" if at is None else f"knee {name}: {at}",
+                (first, 1.0),
                 xycoords=("data", "axes fraction"),
-                xytext=(-4, -6 if side < 0 else -20),
+                xytext=(-9, -6 - 14 * row),
                 textcoords="offset points",
                 ha="right",
                 va="top",
                 fontsize=9,
                 color=FACES[name],
             )
-    if named and curve.knee_simulated is None:
-        axes.annotate(
-            "no knee simulated",
-            (1.0, 1.0),
-            xycoords="axes fraction",
-            xytext=(-4, -34),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=9,
-            color=SIMULATED,
-        )
 
 
 def _frame(axes: Any, curve: Curve) -> None:

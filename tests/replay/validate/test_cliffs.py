@@ -154,11 +154,12 @@ def test_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_knees_on_the_406_sessions(arm: Arm) -> None:
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("arm", "sessions", "at"), [(GLM, 100, 6), (K3, 60, 16)], ids=["glm", "k3"])
+def test_knees_with_as_many_sessions_in_the_caches(arm: Arm, sessions: int, at: int) -> None:
     default = Path(__file__).parents[3].parent / "shared" / "data"
     trace = Path(DATA or default) / "weka" / "traces-406.tar.xz"
     if not trace.exists():
         pytest.skip(f"no {trace}; BIEN_SHARED_DATA names the folder")
-    [curve] = run_cliffs((trace,), [arm]).curves
-    assert curve.within, verdict(curve)
+    [curve] = run_cliffs((trace,), [arm], sessions, share=SESSIONS_SHARE).curves
+    assert curve.knee_simulated == at and curve.within, verdict(curve)
