@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from statistics import NormalDist
 
 import msgspec
@@ -18,6 +16,7 @@ import msgspec
 from bien.core.costs.calibrate import COVERED
 from bien.core.deployment import Deployment, Selection
 from bien.core.plugins import PluginManager
+from bien.core.worker.apart import in_processes
 from bien.replay.result import Result
 from bien.replay.simulation import SimulationPlan, simulate
 
@@ -65,8 +64,7 @@ def find_intervals(plan: SimulationPlan, result: Result) -> dict[str, tuple[floa
         return {}
     plan = msgspec.structs.replace(plan, slowdown=False)
     plans = [msgspec.structs.replace(plan, deployment=paced(plan.deployment, pace)) for pace in paces(spread)]
-    with ProcessPoolExecutor(len(plans), get_context("spawn")) as pool:
-        others = list(pool.map(_run, plans))
+    others = [other for _, other in in_processes(_run, plans, len(plans))]
     return between([result, *others])
 
 

@@ -4,14 +4,13 @@ the measured servers said of themselves, and where TTFT has its knee."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 
 from bien.core.errors import UserError, nearest
 from bien.core.plugins import PluginManager
+from bien.core.worker.apart import in_processes
 from bien.replay.costs import PoolCosts
 from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
@@ -208,14 +207,12 @@ def _simulated(
             if found[-1] is None:
                 break
         return found
-    with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn")) as pool:
-        running = {pool.submit(_point, task): task for task in tasks}
-        found = []
-        for future in as_completed(running):
-            found.append(future.result())
-            task, last = running[future], found[-1]
-            notify(task.arm, task.concurrency, last[0].turns if last else 0)
-        return found
+    found = []
+    for number, last in in_processes(_point, tasks, jobs):
+        found.append(last)
+        task = tasks[number]
+        notify(task.arm, task.concurrency, last[0].turns if last else 0)
+    return found
 
 
 def _point(
