@@ -25,7 +25,7 @@ from bien.replay.calibrate.probes import Batch, Reach
 from bien.replay.calibrate.remote_checks import OFF, check, check_window
 from bien.replay.calibrate.remote_flow import Flow, Prober, Server
 from bien.replay.calibrate.remote_plan import CHUNK, Lone, RemotePlan, remote_plan
-from bien.replay.calibrate.remote_steps import LARGE, Window, alone, merged, newcomer, window
+from bien.replay.calibrate.remote_steps import Window, alone, merged, newcomer, window
 from bien.replay.targets.http import HttpTarget
 
 TOKENS = 40_000  # prompt tokens of all probes, about
@@ -127,7 +127,8 @@ class _Observer:
         self._engine = ""
         self._caches = True  # and says what it has cached
         self._dropped: dict[str, int] = {}
-        self._split = self._whole = 0  # newcomers, by what they did
+        self._split = self._whole = 0  # newcomers of about the largest size, by what they did
+        self._largest = 0
         self._gaps: list[float] = []  # client's / server's
         self._ways: list[float] = []  # seconds
         self._firsts: list[float] = []  # seconds to a first token, client's beyond server's
@@ -146,14 +147,18 @@ class _Observer:
         return (min(high, low + math.ceil(look / step)) if step > 0 else low), state
 
     async def all(self, plan: RemotePlan, on_batch: OnBatch) -> None:
+        self._largest = max((n for t in plan.together for n in t.newcomers), default=0)
         probes = [*plan.lone, *plan.together] * plan.rounds
         for number, probe in enumerate(probes):
+            if number == len(probes) // plan.rounds:
+                self._check_chunk()
             if isinstance(probe, Lone):
                 on_batch(Batch(1, probe.prompt), number, len(probes))
                 await self._lone(probe, number)
             else:
                 on_batch(probe.batch, number, len(probes))
                 self._together(await self._prober.together(probe, number))
+        self._check_chunk()
 
     async def _lone(self, lone: Lone, number: int) -> None:
         more = lone.more if self._caches else ()
@@ -211,15 +216,18 @@ class _Observer:
             return
         for record in flow.newcomers:
             seen = newcomer(flow, record, self.chunk, found.seconds, self._engine == "vllm")
-            self._split += seen.split
-            self._whole += seen.observed is not None and not seen.split and record.prompt_tokens >= LARGE
+            if seen.observed is not None and 4 * record.prompt_tokens > 3 * self._largest:
+                self._split += seen.split
+                self._whole += not seen.split
             if seen.observed is None or seen.split:
                 self._drop("the steps of a prompt among others could not be told apart")
             else:
                 self.observed.append(seen.observed)
-        if self._split >= 3 and self._split > self._whole:
+
+    def _check_chunk(self) -> None:
+        if self._split >= 2 and self._split > self._whole:
             raise UserError(
-                f"{self._split} of {self._split + self._whole} long prompts took more steps than chunks "
+                f"{self._split} of {self._split + self._whole} prompts took more steps than chunks "
                 f"of {self.chunk:,} tokens do; valid: --chunk with what the server was started with "
                 "(vLLM: --max-num-batched-tokens, SGLang: --chunked-prefill-size)",
                 field="chunk",

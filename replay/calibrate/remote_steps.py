@@ -101,8 +101,6 @@ def newcomer(flow: Flow, record: TurnRecord, chunk: int, usual: float, mixes: bo
         first = last - held
         if first < 1 or last >= len(times) or (counts[first : last + 1] != 1).any():
             return Newcomer(None)
-        if times[first] < flow.until:
-            return Newcomer(None)
         late = record.first - times[last]
         if mixes and not -NEAR * (times[last] - times[last - 1]) <= late <= NEAR * usual:
             return Newcomer(None)

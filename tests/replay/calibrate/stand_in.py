@@ -75,6 +75,7 @@ class StandIn:
         self.lie: Callable[[str, float], float] = lambda name, value: value
         self.stall: Callable[[int], float] = lambda step: 0.0  # seconds beyond what step n costs
         self.sent: Callable[[TurnRecord], object] = lambda record: None  # a chunk went out
+        self.every = 40  # steps between two looks of SGLang at how many run
         self.steps = 0
         self.log: set[Ran] = set()  # what they computed
         self._clock = clock
@@ -159,7 +160,7 @@ class StandIn:
             starts, counts = np.array([s.at for s, _ in plan]), np.array([n for _, n in plan])
             sampled = [s for s, n in plan if s.at + n >= s.prompt]
             cost = self.model.seconds(starts, counts, len(sampled)) + self.stall(self.steps)
-            if self.steps % 40 == 0:
+            if self.steps % self.every == 0:
                 self._written = float(len(self._running))
             self.steps += 1
             self.log.add(as_ran(starts.tolist(), counts.tolist(), len(sampled)))

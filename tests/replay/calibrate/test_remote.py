@@ -16,6 +16,7 @@ from bien.core.errors import BienError, UserError
 from bien.core.request import BlockRuns
 from bien.replay.calibrate.learn import Subject, learn
 from bien.replay.calibrate.remote import Seen, observe_server
+from bien.replay.calibrate.remote_steps import prompt_steps
 from bien.replay.record import TurnRecord
 from bien.replay.target import TurnRequest
 from tests.replay.calibrate import stand_in
@@ -27,10 +28,21 @@ def seen(
     engine: str = "vllm", change: Change = lambda server: None, *, chunk: int | None = None, **options: Any
 ) -> tuple[Seen, Any]:
     """`change`: done to the server before it is asked. `options`: its own, or those of the observation."""
+    return observed(stand_in.StandIn, engine, change, chunk=chunk, **options)
+
+
+def observed(
+    kind: type[stand_in.StandIn],
+    engine: str = "vllm",
+    change: Change = lambda server: None,
+    *,
+    chunk: int | None = None,
+    **options: Any,
+) -> tuple[Seen, Any]:
     asked = {"tokens": 40_000, "context": 4096, "sessions": 8}
     asked |= {k: options.pop(k) for k in list(options) if k in asked}
     clock = VirtualClock()
-    server = stand_in.StandIn(clock, engine, **options)
+    server = kind(clock, engine, **options)
 
     async def run() -> Seen:
         others = change(server)
@@ -116,12 +128,13 @@ def test_chunks_of_several_tokens_are_counted() -> None:
     assert rows(found) >= {1, 2, 4, 8}
 
 
-def test_a_stall_now_and_then_is_no_step() -> None:
-    found, server = seen(change=lambda s: setattr(s, "stall", lambda n: 1.0 if n % 97 == 96 else 0.0))
+@pytest.mark.parametrize("seconds", [1.0, 0.035])
+def test_a_stall_now_and_then_is_no_step(seconds: float) -> None:
+    found, server = seen(change=lambda s: setattr(s, "stall", lambda n: seconds if n % 97 == 96 else 0.0))
     off = errors(found, server)
     assert np.median(off) < 1e-3
     decoding = [o for o in found.observed if o.steps and o.steps[0].tokens == o.steps[0].rows]
-    assert all(o.seconds < 1.1 * server.predicted(o) for o in decoding if len(o.steps) == 1)
+    assert all(o.seconds < 1.02 * server.predicted(o) for o in decoding if len(o.steps) == 1)
 
 
 def test_longer_prompts_are_measured_where_chunks_are_known() -> None:
@@ -135,9 +148,36 @@ def test_longer_prompts_are_measured_where_chunks_are_known() -> None:
     assert not any("--chunk" in note for note in known.notes)
 
 
-def test_chunks_smaller_than_believed_are_noticed() -> None:
-    with pytest.raises(UserError, match=r"of \d+ long prompts took more steps .* 2,048 tokens do.*--chunk"):
-        seen(change=lambda s: setattr(s, "chunk", 512))
+@pytest.mark.parametrize("chunk", [512, 1800])
+def test_chunks_smaller_than_believed_are_noticed(chunk: int) -> None:
+    with pytest.raises(UserError, match=r"of \d+ prompts took more steps .* 2,048 tokens do.*--chunk"):
+        seen(change=lambda s: setattr(s, "chunk", chunk))
+
+
+def test_one_prompt_in_more_steps_than_believed_is_left_out() -> None:
+    class Once(stand_in.StandIn):
+        cut: Any = None
+
+        def _plan(self) -> list[tuple[Any, int]]:
+            if self.cut is None and self._running:
+                self.cut = next((s for s in self._waiting if s.prompt > 1900), None)
+            cutting = self.cut is not None and self.cut.last < 0
+            self.chunk = 512 if cutting else 2048
+            return super()._plan()
+
+    found, server = observed(Once)
+    assert server.cut is not None
+    mixed = [
+        o for o in found.observed if o.steps and o.steps[0].rows > 1 and o.steps[0].tokens > o.steps[0].rows
+    ]
+    assert mixed and all(o.seconds == pytest.approx(server.predicted(o), rel=1e-2) for o in mixed)
+    assert any("could not be told apart (1x)" in note for note in found.notes)
+
+
+def test_a_prompt_beside_others_is_cut_by_what_they_leave() -> None:
+    first, last = prompt_steps(10, 25, 16, beside=[100, 200])
+    assert (first.starts, first.counts, first.samples) == ((100, 200, 10), (1, 1, 14), 2)
+    assert (last.starts, last.counts, last.samples) == ((101, 201, 24), (1, 1, 11), 3)
 
 
 def others(server: Any) -> asyncio.Task[None]:
@@ -214,8 +254,31 @@ def test_windows_that_the_server_saw_otherwise_are_left_out() -> None:
     assert any("is not the server's" in note for note in found.notes)
 
 
+def test_a_window_in_which_fewer_ran_is_left_out() -> None:
+    found, _ = seen(change=lying("num_requests_running", lambda v: max(0, v - 1)))
+    assert all(o.steps[0].tokens > o.steps[0].rows for o in found.observed if o.steps)
+    assert any("left out: 7 of 8 sequences ran, 0 waited" in note for note in found.notes)
+
+
+def test_a_look_that_comes_too_late_says_nothing_of_a_window() -> None:
+    class Late(stand_in.StandIn):
+        looked = 0
+
+        async def metrics(self) -> str:
+            if self._running and self.steps > self.looked + 10:
+                await self._clock.sleep(5.0)
+            self.looked = self.steps
+            return await super().metrics()
+
+    found, server = observed(Late)
+    decoding = [o for o in found.observed if o.steps and o.steps[0].tokens == o.steps[0].rows]
+    assert {o.steps[0].rows for o in decoding} == {1, 2, 4, 8}
+    assert errors(found, server).max() < 1e-2
+
+
 def test_sglang_counts_now_and_then() -> None:
-    found, server = seen("sglang", tokens=100_000)  # small batches follow large ones
+    # Small batches follow large ones.
+    found, server = seen("sglang", lambda s: setattr(s, "every", 300), tokens=100_000)
     assert errors(found, server).max() < 1e-2
     assert max(o.repeats for o in found.observed) > 24
     with pytest.raises(UserError, match="9 requests run on the server, . of them"):
@@ -269,6 +332,7 @@ def test_what_was_cached_comes_from_the_metrics_where_answers_do_not_say() -> No
     assert errors(found, server).max() < 1e-2
     assert any(o.steps and o.steps[0].rows == 1 and o.steps[0].starts[0] >= 512 for o in found.observed)
     silent, server = seen("", change)
+    assert errors(silent, server).max() < 1e-2
     assert all(s.starts[0] == 0 for o in silent.observed for s in o.steps if s.rows == 1 and s.tokens > 1)
     assert any("only prompts that are new" in note for note in silent.notes)
     assert any("could be checked" in note for note in silent.notes)
@@ -292,13 +356,8 @@ def test_a_server_that_stops_early_is_refused() -> None:
             record.sent = self._clock.time()
             record.chunk(self._clock.time(), 1)
 
-    clock = VirtualClock()
     with pytest.raises(UserError, match="after 1 tokens, 48 were asked for"):
-        VirtualClock.run(
-            observe_server(
-                Short(clock), clock, lambda b, i, n: None, tokens=9, context=4096, sessions=1, chunk=None
-            )
-        )
+        observed(Short)
 
 
 def test_a_probe_that_fails_is_named() -> None:
@@ -309,16 +368,5 @@ def test_a_probe_that_fails_is_named() -> None:
                 return
             await super().generate(request, record)
 
-    clock = VirtualClock()
     with pytest.raises(BienError, match="a probe of 128 tokens failed: HTTP 400"):
-        VirtualClock.run(
-            observe_server(
-                Failing(clock),
-                clock,
-                lambda b, i, n: None,
-                tokens=9000,
-                context=4096,
-                sessions=2,
-                chunk=None,
-            )
-        )
+        observed(Failing)
