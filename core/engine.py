@@ -201,14 +201,14 @@ class Engine:
         if steps > 1:
             if flight.in_order:
                 self._jump.book(flight.items, steps)
-            else:
+            elif len(order) > 1:
                 order.sort(key=lambda i: flight.items[i].last_change(steps, self.limits.block_tokens))
             for item in flight.items:  # before any of them ends and gives blocks back, as step by step
                 if item.sequence.status is not Status.FINISHED:
                     self._admission.cover(item.sequence, item.start + item.count + steps - 1)
-        ends = [0, *accumulate(accepted)]
+        ends = None if ids is None else [0, *accumulate(accepted)]
         for i in order:
-            tokens = b"" if ids is None else ids[ends[i] : ends[i + 1]].tobytes()
+            tokens = b"" if ids is None or ends is None else ids[ends[i] : ends[i + 1]].tobytes()
             drafts = proposed[i] if proposed else 0
             logprobs = result.logprobs.get(i) if result.logprobs else None
             if result.prompt_logprobs and i in result.prompt_logprobs:

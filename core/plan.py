@@ -117,7 +117,7 @@ class ExecutorPlan:
 
     @property
     def tokens(self) -> int:
-        return int(self.counts.sum())
+        return sum(self.counts.tolist())  # of a few rows faster than numpy's
 
 
 @dataclass(slots=True)

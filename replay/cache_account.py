@@ -78,8 +78,8 @@ class CacheAccount:
         local = here.match(turn.prompt, record.sent) if here else 0
         for tree in (everywhere, here):
             if tree:
-                tree.insert(turn.prompt, record.sent)
-                tree.insert(turn.prompt.join(turn.output), record.last)
+                end = tree.insert(turn.prompt, record.sent)
+                tree.insert(turn.output, record.last, end)
         if record.cached < 0:
             return
         blocks = whole_blocks(shared, len(turn.prompt), self.block_tokens)

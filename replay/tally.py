@@ -44,11 +44,11 @@ class Corpus:
         if session.start is not None:
             update(f"@{session.start:.6f}".encode())
         for stream in session.streams:
-            update(f"\n{stream.id} {stream.parent} {stream.spawned_after} {stream.joined_before}".encode())
+            about = f"\n{stream.id} {stream.parent} {stream.spawned_after} {stream.joined_before}".encode()
+            parts = [about]
             for turn in stream.turns:
-                update(f"\n{turn.gap:.6f} {turn.joins}".encode())
-                update(turn.input.packed)
-                update(turn.output.packed)
+                parts += f"\n{turn.gap:.6f} {turn.joins}".encode(), turn.input.packed, turn.output.packed
+            update(b"".join(parts))
 
     def take(self, session: Session) -> None:
         """It is replayed, in this scaled form."""

@@ -38,9 +38,10 @@ class PrefixTree:
                 node, start, n = child, start + take, n - take
         return matched
 
-    def insert(self, content: BlockRuns, time: float = 0.0) -> None:
-        """Remember all prefixes of `content` as there from `time` on."""
-        node = self._root
+    def insert(self, content: BlockRuns, time: float = 0.0, behind: _Node | None = None) -> _Node:
+        """Remember all prefixes of `content` as there from `time` on. Returns the place where it ends: content
+        may be inserted `behind` it, until something else has been."""
+        node = behind or self._root
         for start, n in content.runs():
             while n:
                 child = node.children.get(start)
@@ -48,8 +49,10 @@ class PrefixTree:
                     child = node.children[start] = _Node(start, n, time)
                 elif n < child.length:
                     child = self._split(node, child, n)
-                child.time = min(child.time, time)
+                if time < child.time:
+                    child.time = time
                 node, start, n = child, start + child.length, n - child.length
+        return node
 
     def clone(self) -> PrefixTree:
         """A tree of its own with the same content."""
