@@ -156,6 +156,7 @@ class GenerateRequest(msgspec.Struct, array_like=True, gc=False):
     traceparent: str = ""
     predicted_cached_tokens: int = 0  # set by the router, compared with the engine's own count
     age: float = 0.0  # seconds since it came to the gateway, when it is submitted: clocks of machines differ
+    salt: str = ""  # of the client: a namespace inside its tenant's, which the gateway puts into `hash_key`
 
     @property
     def prompt_tokens(self) -> int:

@@ -14,7 +14,7 @@ from bien.core.kv.hashing import HASH_BYTES, extend_chain, tenant_key
 from bien.core.request import GenerateRequest, Prompt, TokenIds
 
 VARIANTS = 8  # prompts kept per session: its sub-agents interleave under the same name
-TENANT_KEYS = 4096
+KEYS = 4096  # derived and kept
 
 
 @dataclass(slots=True)
@@ -36,14 +36,14 @@ class PromptChains:
         self.capacity_bytes = capacity_bytes
         self.kept_bytes = 0
         self._secret = secret.encode()
-        self._keys: dict[str, bytes] = {}
-        self._sessions: OrderedDict[tuple[str, str], list[_Known]] = OrderedDict()  # latest prompt last
+        self._keys: dict[tuple[str, str], bytes] = {}
+        self._sessions: OrderedDict[tuple[bytes, str], list[_Known]] = OrderedDict()  # latest prompt last
 
     def name(self, request: GenerateRequest) -> None:
-        """Write the tenant's key and the chain of the prompt's full blocks into `request`."""
+        """Write the key of its tenant and salt, and the chain of the prompt's full blocks, into `request`."""
         prompt = request.prompt
-        key = self._key(request.tenant)
-        session = (request.tenant, request.session)
+        key = self._key(request.tenant, request.salt)
+        session = (key, request.session)
         known = self._sessions.get(session)
         if known is None:
             known = self._sessions[session] = []
@@ -72,12 +72,12 @@ class PromptChains:
             _, old = self._sessions.popitem(last=False)
             self.kept_bytes -= sum(entry.bytes for entry in old)
 
-    def _key(self, tenant: str) -> bytes:
-        key = self._keys.get(tenant)
+    def _key(self, tenant: str, salt: str) -> bytes:
+        key = self._keys.get((tenant, salt))
         if key is None:
-            if len(self._keys) >= TENANT_KEYS:
+            if len(self._keys) >= KEYS:
                 self._keys.clear()
-            key = self._keys[tenant] = tenant_key(tenant, self._secret)
+            key = self._keys[tenant, salt] = tenant_key(tenant, self._secret, salt)
         return key
 
     def _drop(self, known: list[_Known], entry: _Known) -> None:

@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from numbers import Integral
-from types import TracebackType
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from bien.core.clock import Clock
 from bien.core.deployment import GatewaySpec
 from bien.core.errors import DeploymentError, OverloadError, PluginFault, WorkerDiedError
-from bien.core.kv.hashing import HASH_BYTES
+from bien.core.kv.hashing import HASH_BYTES, tenant_key
 from bien.core.request import GenerateRequest
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import StepFrame, WorkerInfo
@@ -29,6 +28,7 @@ from bien.gateway.chain import PromptChains
 from bien.gateway.checks import check_fits, check_parameters, context_limit
 from bien.gateway.faults import FAULTS
 from bien.gateway.feed import IndexFeed
+from bien.gateway.generation import Generation
 from bien.gateway.index import KVIndex, TieredIndex
 from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
@@ -36,6 +36,12 @@ from bien.gateway.roster import Member
 from bien.gateway.routing import Decision, Router
 from bien.gateway.stream import MAX_LOSSES, Stream
 from bien.gateway.trial import Trial
+from bien.gateway.verify.canary import TENANT
+from bien.gateway.verify.metrics import VerifyCollector
+from bien.gateway.verify.options import VerifyOptions
+from bien.gateway.verify.probes import Probes
+from bien.gateway.verify.verifier import Verifier
+from bien.gateway.verify.window import Space
 
 log = logging.getLogger("bien.gateway")
 
@@ -56,10 +62,11 @@ class Gateway:
         rng: random.Random | None = None,
         worker_wait: float = 30.0,
         predict_ttl: float = 10.0,
+        verify: VerifyOptions | None = None,
     ) -> None:
         """`rng` draws the seeds of requests that bring none. `worker_wait`: seconds that a request waits
         for a live worker. `predict_ttl`: seconds for which a routed prompt counts as cached unless events
-        say so first."""
+        say so first. `verify`: how the index is held against what engines find; None: it is not."""
         self.clock = clock
         self.totals = Totals()
         self._admission = Admission(spec.max_inflight, clock)
@@ -70,11 +77,19 @@ class Gateway:
         self._secret = spec.secret
         self._chains: PromptChains | None = None  # made with the first worker, which says the block size
         self._members: dict[str, Member] = {}
+        self._probes = Probes(self._members)
+        self.verifier = None if verify is None else self._verify(verify)
         self._rng = rng or random.Random()
         self._worker_wait = worker_wait
         self._predict_ttl = predict_ttl
         recorded = GatewayMetrics(metrics, self._read) if metrics is not None else None
-        self._ledger = Ledger(clock, self.totals, self._admission, router, recorded, tracer)
+        if self.verifier is not None:
+            self._feed.settled_with = self.verifier.settled
+            if metrics is not None:
+                metrics.register(VerifyCollector(self.verifier, self._probes))
+        self._ledger = Ledger(
+            clock, self.totals, self._admission, router, recorded, tracer, verifier=self.verifier
+        )
         self._trial = Trial()
         self._replaced: set[asyncio.Task[None]] = set()  # clients that are being closed
         self._joined = asyncio.Event()  # set and replaced whenever a worker joins
@@ -155,6 +170,8 @@ class Gateway:
         self._members[info.id] = Member(client)
         client.attach(self)
         self._feed.join(client)
+        if self.verifier is not None:
+            self.verifier.joined(info)
         self._joined.set()
         self._joined = asyncio.Event()
 
@@ -168,6 +185,8 @@ class Gateway:
         if member is None or member.client is not worker:
             return  # the last words of a worker that was given up
         if frame.batch is not None:
+            if self.verifier is not None:
+                self.verifier.heard(frame.batch)
             self._feed.apply(worker, frame.batch)
         if frame.stats is not None:
             member.report(frame.stats)
@@ -176,8 +195,9 @@ class Gateway:
             now = self.clock.time()
             for output in frame.outputs:
                 stream = member.streams.get(output.rid)
-                if stream is None:
-                    continue  # it was aborted
+                if stream is None:  # it was aborted, or is none of a user's
+                    self._probes.take(member.id, output)
+                    continue
                 self._ledger.gained(stream, output, now)
                 if output.finish is not None:
                     member.remove(stream)
@@ -193,6 +213,9 @@ class Gateway:
     def _drop(self, member: Member, reason: str) -> None:
         del self._members[member.id]
         self._feed.leave(member.id)
+        self._probes.lost(member.id)
+        if self.verifier is not None:
+            self.verifier.left(member.id)
         self._trial.blame(list(member.streams.values()))
         for stream in member.streams.values():
             self._ledger.lost(stream, reason)
@@ -211,6 +234,8 @@ class Gateway:
         """Stop now: requests in flight end as if their workers had died."""
         self._admission.shut("the gateway is going down")
         self._closed = True
+        if self.verifier is not None:
+            await self.verifier.close()
         await self._feed.close()
         await asyncio.gather(*self._replaced, return_exceptions=True)
         for member in list(self._members.values()):
@@ -254,6 +279,8 @@ class Gateway:
                 member.remove(stream)
                 if stream.first < 0:
                     self._feed.take_back(member.id, stream.route.hashes)
+                    if self.verifier is not None:
+                        self.verifier.started(stream)
             self._ledger.ended(stream, "abort")
 
     async def _recover(self, stream: Stream) -> None:
@@ -288,14 +315,15 @@ class Gateway:
         whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
         if request.sampling.prompt_logprobs >= 0:  # all of its positions are
             whole = 0
-        places = [(m.id, 0) for m in members]
+        places, hashes = [(m.id, 0) for m in members], route.hashes[: whole * HASH_BYTES]
         try:
-            overlaps = self._index.overlaps(route.hashes[: whole * HASH_BYTES], places)
+            overlaps = self._index.overlaps(hashes, places)
             targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
             if self._tiered is not None and any(len(m.info.tiers) > 1 for m in members):
-                loadable = self._tiered.loadable(route.hashes[: whole * HASH_BYTES], places)
+                loadable = self._tiered.loadable(hashes, places)
                 for target, blocks in zip(targets, loadable, strict=True):
                     target.loadable = blocks * target.info.block_tokens
+            claims = None if self.verifier is None else self.verifier.adjust(route, hashes, targets)
             decision = self._router.choose(route, targets)
         except FAULTS as error:
             raise PluginFault(f"index or router failed: {error!r}") from error
@@ -309,7 +337,11 @@ class Gateway:
         stream.decision = decision
         request.id = route.id
         request.predicted_cached_tokens = decision.predicted_cached
-        request.age = self.clock.time() - stream.arrival
+        stream.placed = self.clock.time()
+        request.age = stream.placed - stream.arrival
+        if self.verifier is not None:
+            at = decision.target
+            self.verifier.placed(stream, targets[at], None if claims is None else claims[at])
         self._ledger.placed(stream)
         self._feed.predict(member.id, route.hashes, self._predict_ttl)
         member.client.submit(stream.rid, request)
@@ -328,50 +360,17 @@ class Gateway:
             raise OverloadError(why, retry_after=self._admission.retry_after())
         check_fits(request, self.infos)
 
+    def _verify(self, options: VerifyOptions) -> Verifier:
+        secret = self._secret.encode()
+        plain, own = (Space(tenant_key(name, secret), bool(name)) for name in ("", TENANT))
+        return Verifier(self._index, self.clock, self._probes.send, plain, own, options)
+
     def _read(self) -> Reading:
         admission = self._admission
         feed = self._feed
         return Reading(
             self.totals, admission.inflight, admission.refused, feed.resyncs, self.loads, feed.asked
         )
-
-
-class Generation:
-    """What `Gateway.generate` returns: enter it for the stream, leave it to have done with the request."""
-
-    __slots__ = ("_gateway", "_own", "_request", "_restart", "_slot", "_stream")
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        request: GenerateRequest,
-        slot: Slot | None,
-        restart: Callable[[], None] | None,
-    ) -> None:
-        self._gateway = gateway
-        self._request = request
-        self._restart = restart
-        self._slot = slot
-        self._own = slot is None
-
-    async def __aenter__(self) -> Stream:
-        slot = self._slot = self._slot or self._gateway.admit()
-        try:
-            self._stream = await self._gateway.begin(self._request, slot, self._restart)
-        except BaseException:
-            self._release()
-            raise
-        return self._stream
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._gateway.leave(self._stream)
-        self._release()
-
-    def _release(self) -> None:
-        if self._own and self._slot is not None:
-            self._slot.release()
 
 
 def _valid(decision: Decision, targets: int, prompt_tokens: int) -> bool:

@@ -32,6 +32,7 @@ class IndexFeed:
         self._totals = totals
         self._held: dict[str, list[EventBatch]] = {}  # batches of workers whose snapshot is on its way
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.settled_with: Callable[[str], None] = lambda worker: None  # told of workers set to a snapshot
 
     def join(self, client: WorkerClient) -> None:
         """Start from the worker's snapshot: it may have run, and cached, for long."""
@@ -108,6 +109,7 @@ class IndexFeed:
             held.clear()
             if all(self._apply(batch) for batch in batches):
                 self.restored += restored
+                self.settled_with(worker)
                 del self._held[worker]
                 return
             if restored:

@@ -18,6 +18,8 @@ from bien.gateway.stream import Stream
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from bien.gateway.verify.verifier import Verifier
+
 log = logging.getLogger("bien.gateway")
 
 
@@ -30,6 +32,7 @@ class Ledger:
         router: Router,
         metrics: GatewayMetrics | None,
         tracer: Tracer | None,
+        verifier: Verifier | None = None,
     ) -> None:
         self._clock = clock
         self._totals = totals
@@ -37,6 +40,7 @@ class Ledger:
         self._router = router
         self._metrics = metrics
         self._tracer = tracer
+        self._verifier = verifier
 
     def opened(self, stream: Stream) -> None:
         if self._tracer is not None:
@@ -45,9 +49,8 @@ class Ledger:
     def placed(self, stream: Stream) -> None:
         """On `stream.member`, by `stream.decision`; from now on it counts afresh."""
         stream.placements += 1
-        stream.placed = self._clock.time()
         stream.lost = ""
-        stream.cached = -1
+        stream.cached = stream.counted = -1
         stream.first = stream.last = -1.0
         stream.output_tokens = 0
         placements = self._totals.placements
@@ -58,6 +61,7 @@ class Ledger:
     def gained(self, stream: Stream, output: Output, now: float) -> None:
         if output.cached >= 0 and stream.cached < 0:
             stream.cached = output.cached
+            stream.counted = output.prompt_tokens
             self._compare(stream)
         if not output.count:
             return
@@ -67,6 +71,8 @@ class Ledger:
             stream.first_count = 1 if output.times else output.count
             if stream.member is not None:
                 stream.member.settle(stream)
+            if self._verifier is not None:
+                self._verifier.started(stream)
             if stream.span is not None:
                 stream.span.first_token(stream)
         stream.last = end
@@ -129,6 +135,8 @@ class Ledger:
             totals.overpredicted_tokens += predicted - stream.cached
         else:
             totals.underpredicted_tokens += stream.cached - predicted
+        if self._verifier is not None:
+            self._verifier.compare(stream)
 
     @staticmethod
     def _observe(metrics: GatewayMetrics, stream: Stream, now: float) -> None:

@@ -37,12 +37,17 @@ class Member:
 
     def place(self, stream: Stream, uncached: int) -> int:
         """Book a request; its rid."""
-        self._rids += 1
-        self.streams[self._rids] = stream
+        rid = self.number()
+        self.streams[rid] = stream
         stream.member = self
         stream.unreported = uncached
         self.unreported += uncached
         self._fresh.append((self._reports + REPORTS_BEHIND, stream))
+        return rid
+
+    def number(self) -> int:
+        """A rid that no request has had."""
+        self._rids += 1
         return self._rids
 
     def remove(self, stream: Stream) -> None:

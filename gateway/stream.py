@@ -51,6 +51,9 @@ class Stream:
         self.unreported = 0  # tokens to be computed that its worker's load does not show yet
         self.span: RequestSpan | None = None
         self.cached = -1
+        self.counted = -1  # prompt tokens, as its engine counts them; -1: it does not say
+        self.claimed = -1  # tokens that the index said are cached there; -1: it is not verified
+        self.expected = -1  # and what was believed
         self.first = -1.0  # clock seconds of the first and of the latest tokens
         self.last = -1.0
         self.first_count = 0  # tokens that came at `first`

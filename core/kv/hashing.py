@@ -16,9 +16,22 @@ from bien.core.request import BlockRuns, Prompt
 HASH_BYTES = 16
 
 
-def tenant_key(tenant: str, secret: bytes = b"") -> bytes:
-    """The 32-byte key of a tenant's chain."""
-    return hashlib.blake2b(tenant.encode(), key=secret[:64], person=b"bien-tenant", digest_size=32).digest()
+def tenant_key(tenant: str, secret: bytes = b"", salt: str = "") -> bytes:
+    """The 32-byte key of a tenant's chain, or of what the tenant keeps apart by a salt of its own.
+
+    The salt's key is derived from the tenant's: whatever a client makes of its salt, it stays inside its
+    tenant's names. Texts are length-prefixed.
+    """
+    if len(secret) > hashlib.blake2b.MAX_KEY_SIZE:  # all of it counts
+        secret = hashlib.blake2b(secret, person=b"bien-secret").digest()
+    key = _derive(tenant, secret, b"bien-tenant")
+    return _derive(salt, key, b"bien-client-salt") if salt else key
+
+
+def _derive(text: str, key: bytes, person: bytes) -> bytes:
+    data = text.encode(errors="surrogatepass")
+    data = len(data).to_bytes(8, "little") + data
+    return hashlib.blake2b(data, key=key, person=person, digest_size=32).digest()
 
 
 def root_hash(key: bytes, extra: bytes = b"") -> bytes:

@@ -86,6 +86,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for
     prompt_logprobs: TokenLogprobs | None = None  # of the prompt's second to last token, on the first output
     text: str = ""  # in place of `tokens`, of a remote engine that does not say which they are
+    prompt_tokens: int = -1  # as a remote engine counts them, where it does
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):

@@ -54,7 +54,6 @@ class Answer:
         if self.usage is not None:
             last.cached = self.usage.cached
             last.prompt_tokens = self.usage.prompt_tokens or -1
-            last.prompt_tokens = self.usage.prompt_tokens or -1
         if not self.ids and not last.tokens and (self._pieces or last.text):
             said = self.usage.completion_tokens if self.usage is not None else None
             last.count = max(0, (said if said is not None else self._pieces) - self.tokens)

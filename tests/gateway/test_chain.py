@@ -145,7 +145,7 @@ def test_variants_of_one_session_are_bounded(hashed: list[int]) -> None:
     chains = PromptChains(1)
     for n in range(3 * VARIANTS):
         chains.name(GenerateRequest("r", TokenIds.of([1000 + n, 5]), session="s"))
-    assert len(chains._sessions["", "s"]) == VARIANTS
+    assert len(chains._sessions[tenant_key(""), "s"]) == VARIANTS
 
 
 def test_tenants_share_no_hash() -> None:

@@ -1,0 +1,149 @@
+"""`name_cause`: which of the ways to be wrong an index is wrong in.
+
+Each way leaves other traces, and a probe that was sent twice (canary.py) shows most of them: what the engine
+finds is no matter of the index, what events call it none of the engine's cache.
+
+    hash        the engine finds it; events tell of blocks, and none has its name
+    block size  the engine finds another number of tokens than whole blocks of ours are
+    template    the engine counts other tokens, finds what it never saw, or names agree up to an early place
+    salt        all is well without a tenant, or of all tenants but one
+    staleness   the engine finds it, and no event came, or the index did not take it; or a restart
+    eviction    all is well with what is new; of what was there before, less is found than was claimed
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bien.gateway.verify.canary import Sighting
+from bien.gateway.verify.window import Comparison, Space, share
+
+MOST = 0.5  # share of comparisons that a trait must have
+SAME = 0.8
+MOST_FIT = 0.9
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is known of one worker whose parity is bad."""
+
+    comparisons: Sequence[Comparison]
+    lonely: Space | None = None  # the one namespace that is wrong
+    gap: str = ""  # numbers of events that are missing, in words
+    restart: str = ""  # a restart that the index was not told of, in words
+    plain: Sequence[Sighting] = ()  # without a tenant, longest last
+    spaced: Sighting | None = None  # in the namespace of whom it is wrong for
+
+
+def name_cause(evidence: Evidence) -> tuple[str, str]:
+    """One of CAUSES, and why in words."""
+    if why := _template(evidence):
+        return "template", why
+    if evidence.plain:
+        found = _engine(evidence.plain) or _names(evidence.plain[0])
+        if found is not None:
+            return found
+        if evidence.spaced is not None and not evidence.spaced.right:
+            return "salt", (
+                f"a probe with a tenant is found as {evidence.spaced.second} tokens and claimed as "
+                f"{evidence.spaced.claimed}, one without is right"
+            )
+    return _passive(evidence)
+
+
+def _template(evidence: Evidence) -> str:
+    for sighting in (*evidence.plain, *([evidence.spaced] if evidence.spaced else [])):
+        if sighting.counted >= 0 and sighting.counted != sighting.sent:
+            return f"of {sighting.sent} tokens sent the engine counts {sighting.counted}"
+        if sighting.first > 0:
+            return f"of a prompt that it never saw the engine finds {sighting.first} tokens cached"
+    counted = [one for one in evidence.comparisons if one.counted >= 0]
+    other = [one for one in counted if one.counted != one.sent]
+    if other and len(other) >= MOST * len(counted):
+        return f"of {other[-1].sent} tokens sent the engine counts {other[-1].counted}"
+    return ""
+
+
+def _engine(sightings: Sequence[Sighting]) -> tuple[str, str] | None:
+    """Is it the engine that finds something else than it should?"""
+    first = sightings[0]
+    if first.second < 0:
+        return None  # it does not say
+    if all(one.second == 0 for one in sightings):
+        if not any(one.claimed for one in sightings):
+            return None  # it caches nothing, and the index says so
+        return "eviction", f"the index claims {first.claimed} tokens of a probe, and the engine kept none"
+    if first.second % first.block and _short(first):
+        return "block size", f"the engine finds {first.second} tokens, no multiple of {first.block}"
+    if first.whole - first.second < first.block or len(sightings) < 2:
+        return None  # one alone does not tell larger blocks from an end that is left out
+    size = _size([(one.sent, one.second) for one in sightings], first.block)
+    if size is None:
+        return None
+    return "block size", f"the engine finds multiples of {size} tokens; those of the index are {first.block}"
+
+
+def _names(sighting: Sighting) -> tuple[str, str] | None:
+    """Is it what events call the blocks, or are there none?"""
+    if not _short(sighting):
+        return None
+    known = min(sighting.claimed // sighting.block, sighting.named)
+    found = sighting.second // sighting.block
+    if sighting.named >= found:
+        has = sighting.claimed // sighting.block
+        return "staleness", f"events told of all {found} blocks of a probe, and the index has {has}"
+    if not sighting.strange:
+        return "staleness", f"the engine caches {found} blocks of a probe, and no event told of them"
+    if known:
+        return "template", f"names of blocks agree up to token {known * sighting.block}, and no further"
+    if sighting.familiar:
+        return "staleness", "events tell of blocks of earlier requests, and not yet of a probe's"
+    return "hash", f"events told of {sighting.strange} blocks, and of none by the names of a probe's"
+
+
+def _passive(evidence: Evidence) -> tuple[str, str]:
+    wrong = [one for one in evidence.comparisons if one.off]
+    if evidence.restart:
+        return "staleness", evidence.restart
+    if evidence.lonely is not None:
+        return "salt", "requests of one tenant, or of one of its salts, are wrong; all others are right"
+    if evidence.gap:
+        return "staleness", evidence.gap
+    if not wrong:
+        return "unknown", "a probe of it is right"
+    over = [one for one in wrong if one.off > 0]
+    if len(over) >= MOST * len(wrong):
+        size = _size([(one.claimed + 1, one.found) for one in wrong])
+        fitting = [one for one in evidence.comparisons if size and one.claimed // size * size == one.found]
+        if len(fitting) < MOST_FIT * len(evidence.comparisons):
+            size = None
+        if size is not None:
+            return "block size", f"what the engine finds is what is claimed in multiples of {size} tokens"
+        return "eviction", (
+            f"{share(evidence.comparisons):.0%} of requests find less than is claimed, "
+            "what is new is found: removals are missed"
+        )
+    depths = Counter(one.claimed for one in wrong if one.off < 0)
+    depth, times = depths.most_common(1)[0]
+    varied = len({one.found for one in wrong if one.off < 0}) > 1
+    if depth and varied and times >= SAME * len(wrong):
+        return "template", f"claims end at token {depth}, whatever the engine finds"
+    return "staleness", (
+        f"{share(evidence.comparisons):.0%} of requests find more than is claimed: the index is behind"
+    )
+
+
+def _short(sighting: Sighting) -> bool:
+    """The index claims less of it than the engine found, by a block or more."""
+    return sighting.second - sighting.claimed >= sighting.block
+
+
+def _size(found: Sequence[tuple[int, int]], block: int = 0) -> int | None:
+    """The smallest size of blocks beyond `block` by which prompts of so many tokens, the last of which is
+    computed, have so many cached."""
+    common = math.gcd(*(told for _, told in found))
+    fitting = (size for size in range(block + 1, common + 1) if not common % size)
+    return next((s for s in fitting if all((sent - 1) // s * s == told for sent, told in found)), None)

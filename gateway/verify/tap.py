@@ -1,0 +1,51 @@
+"""`Tap`: what a worker's own events and reports say, heard before the index hears them."""
+
+from __future__ import annotations
+
+from bien.core.kv.events import EventBatch, KVEvent
+from bien.core.worker.messages import WorkerStats
+from bien.gateway.verify.recent import Recent
+
+CLEARED = b"cleared"  # among names: everything
+
+
+class Tap:
+    """Of one worker. What it heard of gaps and restarts counts until its index was set anew."""
+
+    def __init__(self, generation: str) -> None:
+        self.stored = Recent()
+        self.removed = Recent()
+        self.sent = Recent()  # prompts, when they were placed
+        self.started = Recent()  # prompts, when they were computed or given up
+        self.gap = ""  # numbers that are missing, in words
+        self.restart = ""  # how it was seen
+        self.listeners: list[list[KVEvent]] = []  # what is heard while a probe runs
+        self._generation = generation
+        self._seq: int | None = None
+        self._steps = 0
+
+    def heard(self, batch: EventBatch, now: float) -> None:
+        if batch.generation != self._generation:
+            self.restart = f"its events are of generation {batch.generation}, after {self._generation}"
+            self._generation = batch.generation
+        elif self._seq is not None and batch.seq <= self._seq:
+            self.restart = f"its events begin again at number {batch.seq}, after {self._seq}"
+        elif self._seq is not None and batch.seq != self._seq + 1:
+            self.gap = f"its events {self._seq + 1} to {batch.seq - 1} never came"
+        self._seq = batch.seq
+        for event in batch.events:
+            if event.op == "stored":
+                self.stored.add(now, event.hashes)
+            else:
+                self.removed.add(now, event.hashes or CLEARED)
+        for listener in self.listeners:
+            listener.extend(batch.events)
+
+    def reported(self, stats: WorkerStats) -> None:
+        if stats.steps < self._steps:
+            self.restart = f"it has taken {stats.steps} steps, after {self._steps}"
+        self._steps = stats.steps
+
+    def settled(self) -> None:
+        """The index was set to a snapshot."""
+        self.gap = self.restart = ""
