@@ -39,7 +39,7 @@ class PrefixTree:
         return matched
 
     def insert(self, content: BlockRuns, time: float = 0.0, behind: _Node | None = None) -> _Node:
-        """Remember all prefixes of `content` as there from `time` on. Returns the place where it ends: content
+        """Remember all prefixes of `content` as there from `time` on. Returns where it ends: content
         may be inserted `behind` it, until something else has been."""
         node = behind or self._root
         for start, n in content.runs():
