@@ -155,11 +155,11 @@ def test_bad_input(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("arm", "sessions", "at"), [(GLM, 100, 6), (K3, 60, 16)], ids=["glm", "k3"])
-def test_knees_with_as_many_sessions_in_the_caches(arm: Arm, sessions: int, at: int) -> None:
+@pytest.mark.parametrize(("arm", "share", "at"), [(GLM, SESSIONS_SHARE, 6), (K3, 1.0, 16)], ids=["glm", "k3"])
+def test_knees_on_weka_sessions(arm: Arm, share: float, at: int) -> None:
     default = Path(__file__).parents[3].parent / "shared" / "data"
     trace = Path(DATA or default) / "weka" / "traces-406.tar.xz"
     if not trace.exists():
         pytest.skip(f"no {trace}; BIEN_SHARED_DATA names the folder")
-    [curve] = run_cliffs((trace,), [arm], sessions, share=SESSIONS_SHARE).curves
+    [curve] = run_cliffs((trace,), [arm], 100, share=share).curves
     assert curve.knee_simulated == at and curve.within, verdict(curve)
