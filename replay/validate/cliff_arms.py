@@ -22,8 +22,7 @@ from bien.replay.validate.cliff_published import Published, Said
 BLOCK = 64
 GIB = 2**30
 SERVED = 1_048_576  # tokens of a GLM prefill worker's pool at most, and of a request
-H200_STATIC = 0.85  # shares of the memory that the server takes: mem-fraction-static
-B300_STATIC = 0.90  # gpu-memory-utilization
+H200_STATIC = 0.85  # of the memory, which the server takes: mem-fraction-static
 K3_KV_BYTES = 42.23 * GIB  # of each GPU, for comparison only
 HOST_BYTES = 1_889_000_000_000
 RANKS = 8
@@ -99,6 +98,8 @@ GLM = Arm(
 )
 _K3_ASSUMED = (
     *_COMMON,
+    "room: 268 GB of each GPU of which 8 % are kept free, as for every machine here, instead of the server's "
+    "own 90 % and profiled activations",
     "states of linear layers: two for each sequence that may run, and one for each slot; the measured server "
     "shares one pool between states and tokens",
     "MXFP4 experts at 4.5 bits per weight instead of 4.25",
