@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -19,10 +18,10 @@ from bien.gateway.core import Gateway
 from bien.gateway.remote.dialect import Dialect, salt_of
 from bien.gateway.remote.engine import RemoteEngine, endpoints
 from bien.gateway.remote.fleet import RemoteFleet
+from bien.gateway.routing import Decision, cached_tokens
 from bien.plugins.engines.sglang import SglangDialect
 from bien.plugins.engines.vllm import VllmDialect
 from bien.plugins.indexes.memory import MemoryIndex
-from bien.plugins.routers.kv_aware import KVAwareConfig, KVAwareRouter
 
 CTX = Context(pool="r", model="m", block_tokens=4, hash_key=tenant_key(""))
 
@@ -305,10 +304,27 @@ async def test_without_events_what_was_sent_counts_for_a_time(stand_in):
         await until(lambda: recorder.over(2))
 
 
+class Deepest:
+    """Where most of the prompt is; else where least is going on."""
+
+    def choose(self, request, targets):
+        found = [(-cached_tokens(request, t), t.inflight, i) for i, t in enumerate(targets)]
+        best = min(found)
+        return Decision(best[2], -best[0])
+
+    def observe(self, decision, outcome):
+        pass
+
+    def report(self, worker, stats):
+        pass
+
+    def close(self):
+        pass
+
+
 def gateway_of(clients):
     clock = WallClock()
-    router = KVAwareRouter(KVAwareConfig(), random.Random(1))
-    return Gateway(clients, router, MemoryIndex(clock), clock, GatewaySpec(), predict_ttl=0.001)
+    return Gateway(clients, Deepest(), MemoryIndex(clock), clock, GatewaySpec(), predict_ttl=0.001)
 
 
 async def generate(gateway, work):
@@ -391,12 +407,14 @@ async def test_what_has_not_streamed_is_placed_again_and_who_returns_joins(stand
     fleet = RemoteFleet([engine], WallClock())
     gateway = gateway_of(await fleet.connect(lambda who, why: None))
     fleet.watch(gateway)
-    going = [asyncio.create_task(generate(gateway, request(output=3))) for _ in range(6)]
+    prompts = [range(30 * n, 30 * n + 20) for n in range(6)]
+    going = [asyncio.create_task(generate(gateway, request(p, output=3))) for p in prompts]
     await until(lambda: all(server.asked for server in servers))
     port = servers[0].port
     await servers[0].close()
     results = await asyncio.gather(*going)
-    assert all(tokens == [120, 121, 122] for tokens, _ in results)
+    for prompt, (tokens, _) in zip(prompts, results, strict=True):
+        assert tokens == list(range(prompt.stop, prompt.stop + 3))
     assert gateway.totals.replaced >= 1 and gateway.totals.deaths == 1
     assert [info.id for info in gateway.infos] == ["r-1"]
     await servers[0].start(port)
