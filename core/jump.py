@@ -30,10 +30,13 @@ class Jump:
     def book(self, items: list[FlightItem], steps: int) -> None:
         """`steps` steps follow each other; the first is launched already, the last is left to be settled."""
         changes = []
+        fills = [-(item.start + 1) % self._block for item in items]  # the first step that fills one, by row
+        most = max(map(fills.count, fills))
+        newest = self._snapshots.replaceable([item.sequence for item in items], most)
         for row, item in enumerate(items):
             extended_chain(item.sequence, (item.start + steps) // self._block, self._block)
-            for step in range(-(item.start + 1) % self._block, steps, self._block):
-                if step:
+            for step in range(fills[row], steps, self._block):
+                if step and not (newest and step + self._block < steps):
                     changes.append((step, _SNAPSHOT, row))
                 if step < steps - 1:
                     changes += (step, _COMMIT, row), (step + 1, _RESERVE, row)

@@ -60,6 +60,13 @@ class Snapshots:
             for g, _ in self._states:
                 self._reserve(item, g, position)
 
+    def replaceable(self, sequences: list[Sequence], at_once: int) -> bool:
+        """Whether the next snapshots of all, `at_once` of them at a time, do nothing but replace older ones,
+        so that in a jump only the last of each need be taken."""
+        if not all(s.rolling.keys() >= {g for g, _ in self._states} for s in sequences):
+            return False
+        return all(self._cache.usage(g)[2] >= at_once for g, _ in self._states)
+
     def settle(self, item: FlightItem, s: Sequence) -> None:
         """The step of `item` has ended and `s.computed` is up to date."""
         if not item.snapshots:
