@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 LENGTHS = (0.5, 1.0, 2.0, 4.0)  # octaves over which what is left changes, tried along each axis
-NOISES = (0.02, 0.05, 0.1)  # of a measurement, tried
-GAIN = 0.9  # of the squared error that must remain at most, for what is learnt to be more than chance
+NOISES = (0.02, 0.05, 0.1, 0.2)  # of a measurement, tried
+CHANCE = 10.0  # over the number of places: the share of the squared error that a choice among lengths and
+# noises takes away by chance
 SMOOTH = (0.1, 0.2, 0.4)  # deviation of what is left, tried
 
 
@@ -59,7 +60,7 @@ def correct(places: Array, left: Array, repeats: Sequence[int]) -> Correction:
     nothing = Correction((1.0, 1.0, 1.0), _listed(places), [0.0] * len(left))
     if not len(left):
         return nothing
-    best = GAIN * float(np.square(left).mean()), nothing
+    best = max(0.0, 1 - CHANCE / len(left)) * float(np.square(left).mean()), nothing
     for lengths in product(LENGTHS, LENGTHS, LENGTHS):
         scaled = places / np.array(lengths)
         far = np.square(scaled[:, None] - scaled[None]).sum(-1)
