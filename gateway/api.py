@@ -16,7 +16,15 @@ from bien.core.worker.published import (
     read_lease,
     read_snapshot,
 )
-from bien.core.worker.redis_link import ask, check_redis_url, explained, masked, redis_client, redis_trouble
+from bien.core.worker.redis_link import (
+    ask,
+    close_redis,
+    explained,
+    redis_client,
+    redis_trouble,
+    run_script,
+)
+from bien.core.worker.redis_url import check_redis_url, masked
 from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, TieredIndex
 from bien.gateway.remote.alarms import EventWatch
 from bien.gateway.remote.client import RemoteClient
@@ -58,6 +66,7 @@ __all__ = [
     "ask",
     "cached_tokens",
     "check_redis_url",
+    "close_redis",
     "endpoints",
     "explained",
     "fps_key",
@@ -68,4 +77,5 @@ __all__ = [
     "read_snapshot",
     "redis_client",
     "redis_trouble",
+    "run_script",
 ]

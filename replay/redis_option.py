@@ -11,7 +11,7 @@ import msgspec
 from bien.core.compose import Composition
 from bien.core.deployment import Deployment, Selection
 from bien.core.errors import DeploymentError, UserError
-from bien.core.worker.redis_link import check_redis_url, masked
+from bien.core.worker.redis_url import check_redis_url, masked
 from bien.replay.redis_server import RedisServer
 
 INDEX = "redis"  # the plugin that the option selects

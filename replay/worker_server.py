@@ -15,7 +15,7 @@ from bien.core.deployment import Deployment
 from bien.core.errors import UserError
 from bien.core.plugins import PluginManager
 from bien.core.worker.launch import WorkerProcess, launch
-from bien.core.worker.redis_link import masked
+from bien.core.worker.redis_url import masked
 from bien.core.worker.resources import check_resources
 from bien.gateway.http.server import address, check_port
 from bien.gateway.index import DurableIndex

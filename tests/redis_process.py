@@ -24,19 +24,28 @@ from bien.replay.redis_server import SHIM, find_binary
 
 
 class RedisProcess:
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, config: Path | None = None) -> None:
+        """`config`: of a sentinel, which writes into it."""
         self._socket = Path(tempfile.gettempdir()) / f"bien-test-{uuid.uuid4().hex[:12]}.sock"
         self._options = options
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"unix://{self._socket}"
         self.start()
 
     @property
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
+        password = (
+            self._options[self._options.index("--requirepass") + 1]
+            if ("--requirepass" in self._options)
+            else None
+        )
+        return redis.Redis(unix_socket_path=str(self._socket), password=password, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         command = [find_binary(), "--port", "0", "--unixsocket", str(self._socket), "--save", ""]
+        if self._config is not None:
+            command = [find_binary(), str(self._config), "--sentinel", "--unixsocket", str(self._socket)]
         shim = [sys.executable, "-I", "-S", "-c", SHIM, str(os.getpid())]
         self._process = subprocess.Popen(
             [*shim, *command, *self._options], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
@@ -80,9 +89,9 @@ def require_redis() -> None:
 
 
 @contextmanager
-def redis_process(*options: str) -> Iterator[RedisProcess]:
+def redis_process(*options: str, config: Path | None = None) -> Iterator[RedisProcess]:
     require_redis()
-    server = RedisProcess(*options)
+    server = RedisProcess(*options, config=config)
     try:
         yield server
     finally:

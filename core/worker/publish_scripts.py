@@ -14,6 +14,7 @@ if held ~= ARGV[1] then  -- it had expired, or was another life's
   redis.call('DEL', KEYS[1], KEYS[2])
   state = 'new'
 end
+local seq = state == 'held' and redis.call('HGET', KEYS[1], 'seq') or '0'
 redis.call('HSET', KEYS[1], unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 for key = 2, 3 do redis.call('PEXPIRE', KEYS[key], ARGV[3]) end
@@ -30,7 +31,7 @@ end
 local first = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
 local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
 return {state, first[1] and first[1][1] or '', last[1] and last[1][1] or '0-0',
-        redis.call('EXISTS', KEYS[2]), ms}
+        redis.call('EXISTS', KEYS[2]), ms, seq}
 """
 
 APPEND = """

@@ -23,7 +23,15 @@ from bien.core.worker.published import (
     write_entry,
     write_snapshot,
 )
-from bien.core.worker.redis_link import ask, explained, masked, redis_client, redis_trouble
+from bien.core.worker.redis_link import (
+    ask,
+    close_redis,
+    explained,
+    redis_client,
+    redis_trouble,
+    run_script,
+)
+from bien.core.worker.redis_url import masked
 from bien.core.worker.threads import in_thread
 
 MAX_KEPT = 8 << 20  # bytes of hashes that wait for Redis
@@ -60,7 +68,6 @@ class Publisher:
         self._clock = WallClock()
         self._client: Any = redis_client(to.url, to.timeout_seconds)
         self._trouble = redis_trouble()
-        self._scripts: dict[str, Any] = {}
         self._wake = asyncio.Event()
         self._kept: list[EventBatch] = []  # not in the stream yet
         self._kept_bytes = 0
@@ -114,7 +121,7 @@ class Publisher:
         except self._trouble:
             pass  # it expires by itself
         finally:
-            await ask(self._client.aclose(close_connection_pool=True))
+            await close_redis(self._client)
 
     # Below: on the task.
 
@@ -180,6 +187,7 @@ class Publisher:
         if state == "fenced":
             raise Fenced(answer[1].decode(errors="replace"))
         first, last, kept, now = answer[1].decode(), answer[2].decode(), answer[3], int(answer[4])
+        there = int(answer[5])
         # Another slot of a cluster than the rest: not in the script.
         fps, keep = fps_key(to.namespace), _ms(to.keep_seconds)
         await ask(self._client.zadd(fps, {self._info.fp: now}))
@@ -196,6 +204,12 @@ class Publisher:
         if state == "new":  # whatever lies there of this worker is another life's
             self._snapshot_at, self._taken = "", None
             self._at = last
+        elif there < self._seq or _order(last) < _order(self._at):
+            # An older copy has taken the server's place: batches that we have written are not in it.
+            self._snapshot_at = ""
+            self._at = last
+            if self._taken is not None:
+                self._taken = self._taken[0], last
         elif (not kept and self._snapshot_bytes) or self._trimmed(first):
             self._snapshot_at = ""
 
@@ -274,10 +288,7 @@ class Publisher:
         return value
 
     async def _script(self, text: str, keys: tuple[str, ...], *arguments: Any) -> Any:
-        script = self._scripts.get(text)
-        if script is None:
-            script = self._scripts[text] = self._client.register_script(text)
-        return await ask(script(keys=keys, args=arguments))
+        return await run_script(self._client, text, keys, *arguments)
 
     def _warn(self, why: str) -> None:
         if why != self._warned:  # once, not at each attempt

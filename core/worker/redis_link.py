@@ -1,72 +1,54 @@
-"""Redis or Valkey as bien uses it: URLs, a client that never waits for long, errors that say what is wrong.
+"""Redis or Valkey as bien uses it: a client that never waits for long, errors that say what is wrong.
 
-Plain commands and plain Lua of Redis 6.2; the library is imported where a client is made.
+Plain commands and plain Lua of Redis 6.2, on one server, on the primary that sentinels name, or on a cluster,
+in which every command and script has its keys in one slot. The library is imported where a client is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+import hashlib
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
-from bien.core.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from bien.core.worker.redis_url import RedisUrl, masked, read_redis_url
 
 T = TypeVar("T")
-SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
-QUERY = ("db", "password", "username", "ssl_ca_certs", "ssl_certfile", "ssl_cert_reqs", "ssl_keyfile")
-EXAMPLE = "redis://[[user]:password@]host:6379/0, rediss://… (TLS), unix:///path/to.sock, valkey://…"
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
-_QUERY = re.compile(r"([?&](?!ssl_|db=|username=)[^=&\s]*=)[^&\s]*")  # a password, under whatever name
+_shas: dict[str, str] = {}  # of scripts, by their text
 
 
-def masked(text: str) -> str:
-    """The text without the credentials of any URL in it."""
-    return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
-
-
-def check_redis_url(url: str) -> None:
-    """UserError, without its credentials, for a URL that names no server."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise _bad(url, str(error)) from None
-    if parts.scheme not in SCHEMES:
-        raise _bad(url, nearest(parts.scheme, SCHEMES))
-    if parts.scheme == "unix":
-        if not parts.path:
-            raise _bad(url, "it names no socket")
-    elif not parts.hostname or port == 0:
-        raise _bad(url, "it names no host and port")
-    elif not re.fullmatch(r"/?\d*", parts.path):
-        raise _bad(url, f"{parts.path!r} is not the number of a database")
-    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in QUERY:
-            raise _bad(url, f"parameter {name!r}: {nearest(name, QUERY)}")
-
-
-def redis_client(url: str, timeout: float) -> Redis:
-    """A client of its own, not connected yet; the caller awaits its `aclose`. No command takes longer than
-    `timeout` seconds, none is tried again by itself. UserError: `check_redis_url`."""
+def redis_client(url: str, timeout: float) -> Any:
+    """A `redis.asyncio.Redis`, or, of a cluster, a `RedisCluster`: one of its own, not connected yet; the
+    caller awaits `close_redis` of it. No command takes longer than `timeout` seconds, nor, where a primary or
+    the nodes of a cluster are to be found first, does any server that is asked for them; none is tried again
+    by itself. UserError: `read_redis_url`."""
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    check_redis_url(url)
-    scheme, rest = url.split("://", 1)
-    client: Redis = Redis.from_url(
-        f"{SCHEMES[scheme]}://{rest}",
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-    return client
+    at = read_redis_url(url)
+    shared: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    if at.kind == "single":
+        return Redis.from_url(at.url, **shared)
+    return _sentinel(at, shared) if at.kind == "sentinel" else _cluster(at, shared)
+
+
+async def close_redis(client: Any) -> None:
+    """End its connections, those to sentinels too."""
+    await ask(client.aclose())
+    if (nodes := getattr(client, "nodes_manager", None)) is not None:
+        # A client whose last command failed counts as closed, and is not.
+        await ask(nodes.aclose())
+        await ask(nodes.aclose("startup_nodes"))
+        return
+    sentinel = getattr(client.connection_pool, "sentinel_manager", None)
+    for one in () if sentinel is None else sentinel.sentinels:
+        await ask(one.aclose())
 
 
 async def ask(command: Awaitable[T]) -> T:
@@ -82,18 +64,35 @@ async def ask(command: Awaitable[T]) -> T:
             raise asyncio.CancelledError
 
 
+async def run_script(client: Any, text: str, keys: Sequence[str], *arguments: Any) -> Any:
+    """The answer of a Lua script whose keys are all in `keys`, in one slot. Servers keep scripts; one that
+    does not have it yet is sent the text."""
+    from redis.exceptions import NoScriptError
+
+    sha = _shas.get(text)
+    if sha is None:
+        sha = _shas[text] = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    try:
+        return await ask(client.evalsha(sha, len(keys), *keys, *arguments))
+    except NoScriptError:
+        return await ask(client.eval(text, len(keys), *keys, *arguments))
+
+
 def redis_trouble() -> tuple[type[Exception], ...]:
     """What a command of a client may raise when the server, or what it holds, is at fault."""
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisClusterException, RedisError
 
-    return RedisError, OSError, TimeoutError, UnicodeError
+    return RedisError, RedisClusterException, OSError, TimeoutError, UnicodeError
 
 
 def explained(error: BaseException) -> str:
     """One line, without credentials, that says what a person can do about it."""
     from redis import exceptions as kinds
+    from redis.asyncio.sentinel import MasterNotFoundError
 
     text = masked(str(error) or type(error).__name__).rstrip(".")
+    if isinstance(error, MasterNotFoundError):
+        return f"no sentinel names a working primary of this service ({text.partition(' : ')[0]})"
     refused = any(isinstance(e, kinds.AuthenticationError) for e in (error, error.__cause__))
     if refused or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
         return f"it refuses these credentials ({text})"
@@ -101,8 +100,10 @@ def explained(error: BaseException) -> str:
         return f"no answer in time ({text})"
     if isinstance(error, (kinds.InvalidResponse, UnicodeError)):
         return f"what answers there is no Redis ({text})"
-    if text.startswith(("MOVED", "CROSSSLOT", "ASK ")):
-        return f"it is a node of a cluster, which is not supported yet; give a single server ({text})"
+    if isinstance(error, (kinds.AskError, kinds.ClusterCrossSlotError)):  # the first is "moved", too
+        return f"it is a node of a cluster; give redis+cluster://… ({text})"
+    if "Cluster mode is not enabled" in text or "cluster support disabled" in text:
+        return f"it is no node of a cluster; give redis://… ({text})"
     if text.startswith("READONLY"):
         return f"it is a replica; give the primary ({text})"
     if text.startswith("OOM"):
@@ -112,5 +113,34 @@ def explained(error: BaseException) -> str:
     return text
 
 
-def _bad(url: str, why: str) -> UserError:
-    return UserError(f"{masked(url)!r} is no URL of a Redis: {masked(why)}; valid: {EXAMPLE}", field="url")
+def _options(at: RedisUrl, shared: dict[str, Any]) -> dict[str, Any]:
+    """What the URL says beside host and port, as keywords."""
+    from redis.asyncio.connection import SSLConnection, parse_url
+
+    options: dict[str, Any] = {**parse_url(at.url), **shared}
+    for name in ("host", "port"):
+        options.pop(name, None)
+    if options.pop("connection_class", None) is SSLConnection:
+        options["ssl"] = True
+    return options
+
+
+def _sentinel(at: RedisUrl, shared: dict[str, Any]) -> Any:
+    from redis.asyncio.sentinel import Sentinel
+
+    options = _options(at, shared)
+    name, password = at.sentinel_user
+    theirs = {key: value for key, value in options.items() if key in shared or key.startswith("ssl")}
+    theirs |= {"username": name, "password": password}
+    manager = Sentinel(list(at.hosts), sentinel_kwargs=theirs, **options)  # type: ignore[no-untyped-call]
+    return manager.master_for(at.service)
+
+
+def _cluster(at: RedisUrl, shared: dict[str, Any]) -> Any:
+    from redis.asyncio.cluster import ClusterNode, RedisCluster
+
+    options = _options(at, shared)
+    options.pop("db", None)
+    nodes = [ClusterNode(host, port) for host, port in at.hosts]
+    # A namespace lives in a few slots: it does not matter here what has become of the others.
+    return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)

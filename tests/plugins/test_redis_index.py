@@ -89,7 +89,7 @@ def test_the_provider_builds_it() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("http://127.0.0.1:6379", "valid: redis, rediss, unix, valkey, valkeys"),
+        ("http://127.0.0.1:6379", r"valid: redis, redis\+cluster, redis\+sentinel, rediss"),
         ("127.0.0.1:6379", "valid: redis"),
         ("rdis://me:hidden@host/0", "did you mean 'redis'"),
         ("redis://me:hidden@host:six/0", "no URL of a Redis"),

@@ -22,6 +22,7 @@ from bien.gateway.api import (
     read_batches,
     read_entry,
     read_lease,
+    run_script,
 )
 from bien.plugins.indexes._mirror import Mirror
 from bien.plugins.indexes._mirror.metrics import MirrorCollector
@@ -31,6 +32,7 @@ from bien.plugins.indexes.redis.metrics import IndexCollector
 from bien.plugins.indexes.redis.starts import PAGE, Starts, order
 from bien.plugins.indexes.redis.watched import Watched
 
+PROBE = "return redis.call('ZCARD', KEYS[1])"
 AWAY = (0.1, 0.2, 0.5, 1.0)  # seconds between attempts while Redis is away
 log = logging.getLogger("bien.gateway")
 
@@ -128,8 +130,7 @@ class RedisIndex:
 
     async def start(self) -> None:
         try:
-            await ask(self._link.client.ping())
-            await ask(self._link.client.eval("return 1", 0))
+            await self._probe()
         except self._link.trouble as error:
             if self._config.on_failure == "refuse":
                 await self._link.close()
@@ -212,7 +213,8 @@ class RedisIndex:
                     await self._check()
                     pause = self._config.lease_seconds / (3 if self.leased == len(self._watched) else 12)
                     self._check_at = self._clock.time() + pause
-                    await ask(self._link.client.ping())  # also when there is nobody to look after
+                    if not self._watched:
+                        await self._probe()
                 self._link.works()
                 attempts = 0
                 await self._clock.sleep(self._config.poll_seconds)
@@ -223,6 +225,10 @@ class RedisIndex:
             except Exception:  # a fault of our own must not end it
                 log.exception("following %s failed", self._link.name)
                 await self._clock.sleep(AWAY[-1])
+
+    async def _probe(self) -> None:
+        """Whether keys of ours can be had, and scripts run."""
+        await run_script(self._link.client, PROBE, (fps_key(self._config.namespace),))
 
     # The stream.
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from bien.core.api import Clock
-from bien.gateway.api import ask, explained, masked, redis_client, redis_trouble
+from bien.gateway.api import close_redis, explained, masked, redis_client, redis_trouble
 
 log = logging.getLogger("bien.gateway")
 
@@ -37,4 +37,4 @@ class Link:
             log.warning("%s is away: %s; serving goes on from the mirror", self.name, self.reason)
 
     async def close(self) -> None:
-        await ask(self.client.aclose(close_connection_pool=True))
+        await close_redis(self.client)

@@ -22,7 +22,7 @@ from bien.core.worker.published import (
     write_entry,
     write_snapshot,
 )
-from bien.core.worker.redis_link import check_redis_url, masked
+from bien.core.worker.redis_url import check_redis_url, masked
 
 INFO = WorkerInfo(
     "main-0", "boot-1", "fp", "model", max_context=99, eos_token_ids=(1, 2), group_kinds=("full", "state"),
