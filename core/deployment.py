@@ -90,6 +90,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_inflight: int = 256  # requests admitted at a time; more get 503 with Retry-After
     drain_seconds: float = 30.0  # that answers under way get when `bien serve` is told to end
     secret: str = ""  # keys the tenants' hash chains
+    # Hold the index against what engines find and fall back where they part: by probes too, without any, or
+    # not at all. Simulations never do.
+    verify: Literal["probe", "watch", "off"] = "probe"
     router: Selection = Selection("kv-aware")
     kv_index: Selection = Selection("memory")
 

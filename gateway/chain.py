@@ -7,12 +7,14 @@ prompts of each (tenant, session) with their chains; blocks inside the common pr
 from __future__ import annotations
 
 import array
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from bien.core.kv.hashing import HASH_BYTES, extend_chain, tenant_key
 from bien.core.request import GenerateRequest, Prompt, TokenIds
 
+log = logging.getLogger("bien.gateway")
 VARIANTS = 8  # prompts kept per session: its sub-agents interleave under the same name
 KEYS = 4096  # derived and kept
 
@@ -36,13 +38,14 @@ class PromptChains:
         self.capacity_bytes = capacity_bytes
         self.kept_bytes = 0
         self._secret = secret.encode()
+        self._warned = False
         self._keys: dict[tuple[str, str], bytes] = {}
         self._sessions: OrderedDict[tuple[bytes, str], list[_Known]] = OrderedDict()  # latest prompt last
 
     def name(self, request: GenerateRequest) -> None:
         """Write the key of its tenant and salt, and the chain of the prompt's full blocks, into `request`."""
         prompt = request.prompt
-        key = self._key(request.tenant, request.salt)
+        key = self._keys.get((request.tenant, request.salt)) or self._derive(request)
         session = (key, request.session)
         known = self._sessions.get(session)
         if known is None:
@@ -72,12 +75,17 @@ class PromptChains:
             _, old = self._sessions.popitem(last=False)
             self.kept_bytes -= sum(entry.bytes for entry in old)
 
-    def _key(self, tenant: str, salt: str) -> bytes:
-        key = self._keys.get((tenant, salt))
-        if key is None:
-            if len(self._keys) >= KEYS:
-                self._keys.clear()
-            key = self._keys[tenant, salt] = tenant_key(tenant, self._secret, salt)
+    def _derive(self, request: GenerateRequest) -> bytes:
+        tenant, salt = request.tenant, request.salt
+        if tenant and not self._secret and not self._warned and isinstance(request.prompt, TokenIds):
+            self._warned = True
+            log.warning(
+                "requests of several tenants, and gateway.secret is empty: whoever knows a tenant's name can "
+                "compute the names of its blocks; set a secret, the same one for all gateways"
+            )
+        if len(self._keys) >= KEYS:
+            self._keys.clear()
+        key = self._keys[tenant, salt] = tenant_key(tenant, self._secret, salt)
         return key
 
     def _drop(self, known: list[_Known], entry: _Known) -> None:

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from numbers import Integral
+from typing import Any
 
 import msgspec
 from opentelemetry.trace import Tracer
@@ -121,6 +122,11 @@ class Gateway:
     @property
     def loads(self) -> list[Load]:
         return [Load(m.id, len(m.streams), m.stats) for m in self._members.values()]
+
+    @property
+    def parity(self) -> dict[str, Any]:
+        """Whether the index is believed, for /health; empty where it is not verified."""
+        return {} if self.verifier is None else self.verifier.health
 
     # Requests.
 

@@ -10,7 +10,7 @@ from bien.core.clock import Clock
 from bien.core.worker.messages import Output, WorkerStats
 from bien.gateway.admission import Admission
 from bien.gateway.faults import FAULTS
-from bien.gateway.metrics import GatewayMetrics, Totals
+from bien.gateway.metrics import Compared, GatewayMetrics, Totals
 from bien.gateway.routing import Outcome, Router
 from bien.gateway.spans import RequestSpan
 from bien.gateway.stream import Stream
@@ -128,6 +128,10 @@ class Ledger:
     def _compare(self, stream: Stream) -> None:
         totals, predicted = self._totals, stream.decision.predicted_cached
         totals.started += 1
+        compared = totals.compared.get(stream.worker)
+        if compared is None:
+            compared = totals.compared[stream.worker] = Compared()
+        compared.add(predicted, stream.cached)
         totals.prompt_tokens += stream.prompt_tokens
         totals.cached_tokens += stream.cached
         totals.predicted_cached_tokens += predicted

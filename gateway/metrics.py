@@ -16,6 +16,29 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100,
 
 
 @dataclass(slots=True)
+class Compared:
+    """Cached tokens of one worker's requests, since it first joined."""
+
+    predicted: int = 0
+    found: int = 0
+    over: int = 0  # predicted and not found
+    under: int = 0  # found and not predicted
+
+    def add(self, predicted: int, found: int) -> None:
+        self.predicted += predicted
+        self.found += found
+        if predicted > found:
+            self.over += predicted - found
+        else:
+            self.under += found - predicted
+
+    @property
+    def parity(self) -> float:
+        """As of `Totals`."""
+        return 1.0 if self.predicted == self.found else self.predicted / max(1, self.found)
+
+
+@dataclass(slots=True)
 class Totals:
     """Since the start. Written by the gateway only."""
 
@@ -31,6 +54,7 @@ class Totals:
     deaths: int = 0
     faults: int = 0  # calls in which router or index failed outside of a placement
     placements: dict[str, int] = field(default_factory=dict)  # by worker
+    compared: dict[str, Compared] = field(default_factory=dict)  # by worker
 
     @property
     def parity(self) -> float:
@@ -116,6 +140,10 @@ class GatewayCollector(Collector):
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield GaugeMetricFamily("bien_inflight_requests", "Requests in flight.", value=reading.inflight)
+        yield GaugeMetricFamily(
+            "bien_parity_overall_ratio", "Predicted over found cached tokens.", value=totals.parity
+        )
+        yield from _parity(totals.compared)
         yield from _worker_gauges(reading.loads)
 
 
@@ -124,6 +152,21 @@ def _by(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetr
     for value, count in counts.items():
         family.add_metric([value], count)
     return family
+
+
+def _parity(compared: dict[str, Compared]) -> Iterator[Metric]:
+    for name, text in (
+        ("predicted", "Cached prompt tokens that were predicted."),
+        ("found", "Prompt tokens found in the cache."),
+        ("over", "Tokens predicted to be cached and not found."),
+        ("under", "Tokens found in the cache and not predicted."),
+    ):
+        counts = {worker: getattr(one, name) for worker, one in compared.items()}
+        yield _by(f"bien_parity_{name}_tokens", text, "worker", counts)
+    ratio = GaugeMetricFamily("bien_parity_ratio", "Predicted over found cached tokens.", labels=["worker"])
+    for worker, one in compared.items():
+        ratio.add_metric([worker], one.parity)
+    yield ratio
 
 
 def _worker_gauges(loads: list[Load]) -> Iterator[Metric]:

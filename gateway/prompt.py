@@ -66,6 +66,7 @@ class Prompts:
             session=session,
             forced=ask.forced,
             priority=ask.priority,
+            salt=ask.salt,
             traceparent=traceparent,
         )
 

@@ -43,7 +43,7 @@ async def _serve(deployment: Deployment, attach: bool) -> int:
     for name in SIGNALS:
         loop.add_signal_handler(name, signals.release)
     with Display(WallClock()) as display:
-        starting = asyncio.create_task(Stack.start(deployment, display.step, attach=attach))
+        starting = asyncio.create_task(Stack.start(deployment, display.step, attach=attach, canary=True))
         stopping = asyncio.create_task(signals.acquire())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

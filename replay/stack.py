@@ -28,6 +28,7 @@ from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
 from bien.gateway.index import DurableIndex, KVIndex
 from bien.gateway.remote.fleet import RemoteFleet
+from bien.gateway.verify.options import VerifyOptions
 from bien.replay.fleet import find_workers, join_engines, start_workers
 from bien.replay.processes import WARNING, OnStep
 from bien.replay.redis_option import refuse_embedded, with_server
@@ -48,9 +49,16 @@ class Stack:
 
     @classmethod
     async def start(
-        cls, deployment: Deployment, on_step: OnStep = lambda *_: None, *, attach: bool = False
+        cls,
+        deployment: Deployment,
+        on_step: OnStep = lambda *_: None,
+        *,
+        attach: bool = False,
+        canary: bool = False,
     ) -> Stack:
-        """Compose, fetch the model, start workers (`attach`: find those that run), connect, listen.
+        """Compose, fetch the model, start workers (`attach`: find those that run), connect, listen. With
+        `canary` each worker is probed when it joins, unless the deployment wants no probes: before what is
+        measured, no step is that of anybody else.
 
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
@@ -71,7 +79,7 @@ class Stack:
             clients, watch = await fleet(composition, model, index, on_step, opened)
             remote, engines = await join_engines(composition, registry, on_step, opened)
             clients += remote
-            gateway = _gateway(composition, clients, index, registry)
+            gateway = _gateway(composition, clients, index, registry, canary)
             opened.push_async_callback(gateway.close)
             await gateway.warm(WARM_SECONDS)
             text = await in_thread(TextModel.load, folder)
@@ -83,7 +91,7 @@ class Stack:
                 max_context=gateway.max_context,
                 vocab_size=max(client.info.vocab_size for client in clients),
                 registry=registry,
-                health=lambda: _health(composition, index, engines),
+                health=lambda: _health(composition, index, engines, gateway),
             )
             server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)
@@ -153,16 +161,25 @@ async def open_index(
 
 
 def _gateway(
-    composition: Composition, clients: list[WorkerClient], index: KVIndex, registry: CollectorRegistry
+    composition: Composition,
+    clients: list[WorkerClient],
+    index: KVIndex,
+    registry: CollectorRegistry,
+    canary: bool,
 ) -> Gateway:
     clock = WallClock()
     router = composition.gateway["router"].make(Context(clock=clock, rng=random.Random(), metrics=registry))
-    return Gateway(clients, router, index, clock, composition.spec, metrics=registry)
+    way = composition.spec.verify
+    verify = None if way == "off" else VerifyOptions(canary=canary and way == "probe", probe=way == "probe")
+    return Gateway(clients, router, index, clock, composition.spec, metrics=registry, verify=verify)
 
 
-def _health(composition: Composition, index: KVIndex, engines: RemoteFleet) -> dict[str, Any]:
+def _health(
+    composition: Composition, index: KVIndex, engines: RemoteFleet, gateway: Gateway
+) -> dict[str, Any]:
     found: dict[str, Any] = {"name": composition.gateway["kv_index"].provider.name}
     if isinstance(index, DurableIndex):
         found |= msgspec.to_builtins(index.health)
     alarms = engines.alarms
-    return {"index": found} | ({"alarms": alarms} if alarms else {})
+    routing = {"routing": gateway.parity} if gateway.parity else {}
+    return {"index": found} | routing | ({"alarms": alarms} if alarms else {})

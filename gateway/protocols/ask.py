@@ -47,6 +47,7 @@ class Ask:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # alternatives per token; None: no log-probabilities
     priority: int = 0  # -100 to 100; smaller is more urgent; the scheduler `priority` heeds it
+    salt: str = ""  # a namespace of the cache, inside the tenant's
     n: int = 1  # choices, each drawn for itself
     echo: bool = False  # the answer begins with the prompt
     prompt_logprobs: int | None = None  # alternatives per token of the prompt

@@ -24,6 +24,7 @@ MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASED = 1024
 MAX_SESSION_LENGTH = 256
+MAX_SALT_LENGTH = 1024
 MAX_PRIORITY = 100  # classes are worth seconds of waiting: who could ask for more would never wait
 MAX_INT = (1 << 31) - 1
 
@@ -57,6 +58,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None  # before these no EOS and no stop token is drawn
     priority: int | None = None  # -100 to 100, the smaller the more urgent
+    cache_salt: str | None = None  # what is cached is found under the same salt of the same tenant only
     # extensions of bien
     session_id: str | None = None
     return_token_ids: bool | None = None
@@ -141,6 +143,7 @@ def common(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "return_token_ids": bool(fields.return_token_ids),
         "session": fields.session_id or "",
         "priority": _priority(fields.priority),
+        "salt": _salt(fields.cache_salt),
         "n": _choices(fields),
         "prompt_logprobs": _prompt_logprobs(fields),
     }
@@ -285,6 +288,17 @@ def _priority(value: int | None) -> int:
         raise UserError(
             f"priority={value}; valid: -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller the more urgent",
             field="priority",
+        )
+    return value
+
+
+def _salt(value: str | None) -> str:
+    if value is None:
+        return ""
+    if not 1 <= len(value) <= MAX_SALT_LENGTH:
+        raise UserError(
+            f"cache_salt has {len(value)} characters; valid: 1 to {MAX_SALT_LENGTH}, or null",
+            field="cache_salt",
         )
     return value
 

@@ -15,7 +15,7 @@ from bien.core.worker.messages import WorkerInfo
 from bien.gateway.checks import context_limit
 from bien.gateway.index import KVIndex
 from bien.gateway.verify.options import VerifyOptions
-from bien.gateway.verify.tap import CLEARED, Tap
+from bien.gateway.verify.tap import CLEARED, Tap, split
 from bien.gateway.verify.window import Space
 
 TENANT = "\0bien canary"  # of nobody else: tenants' names are digests
@@ -82,7 +82,7 @@ class Canary:
             prompt = self._prompt(info, blocks)
             hashes = extend_chain(space.key, b"", prompt, info.block_tokens, len(prompt))
             found = await self._once(info, tap, space, prompt, hashes, began)
-            if found is None or not tap.removed.since(began, *_names(hashes), CLEARED):
+            if found is None or not tap.removed.since(began, *split(hashes), CLEARED):
                 return found
         return None
 
@@ -136,16 +136,16 @@ class Canary:
 
 
 def _read(heard: list[KVEvent], hashes: bytes, tap: Tap, began: float) -> tuple[int, int, int]:
-    names = _names(hashes)
+    names = split(hashes)
     told: set[bytes] = set()
-    asked = {name for chain in tap.sent.told() for name in _names(chain)}
+    asked = {name for chain in tap.sent.told() for name in split(chain)}
     strange = 0
-    familiar = sum(not asked.isdisjoint(_names(run)) for run in tap.stored.told(began - BEFORE))
+    familiar = sum(not asked.isdisjoint(split(run)) for run in tap.stored.told(began - BEFORE))
     mine = set(names)
     for event in heard:
         if event.op != "stored":
             continue
-        run = _names(event.hashes)
+        run = split(event.hashes)
         told.update(run)
         if event.parent in asked or not asked.isdisjoint(run):
             asked.update(run)  # what follows them are answers
@@ -153,7 +153,3 @@ def _read(heard: list[KVEvent], hashes: bytes, tap: Tap, began: float) -> tuple[
             strange += len(set(run) - mine)
     named = next((i for i, name in enumerate(names) if name not in told), len(names))
     return named, strange, familiar
-
-
-def _names(hashes: bytes) -> list[bytes]:
-    return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]

@@ -14,26 +14,27 @@ finds is no matter of the index, what events call it none of the engine's cache.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bien.gateway.verify.canary import Sighting
-from bien.gateway.verify.window import Comparison, Space, share
+from bien.gateway.verify.tap import Names
+from bien.gateway.verify.window import Comparison, share
 
-MOST = 0.5  # share of comparisons that a trait must have
-SAME = 0.8
-MOST_FIT = 0.9
+MOST, SAME = 0.5, 0.9  # shares of comparisons
+SEVERAL, VARIED = 8, 3  # comparisons, and numbers among them, from which a common divisor says something
 
 
 @dataclass(slots=True)
 class Evidence:
     """What is known of one worker whose parity is bad."""
 
-    comparisons: Sequence[Comparison]
-    lonely: Space | None = None  # the one namespace that is wrong
+    block: int  # tokens of one of ours
+    comparisons: Sequence[Comparison] = ()
+    lonely: bool = False  # one namespace is wrong, or all that are named, and the others are right
     gap: str = ""  # numbers of events that are missing, in words
     restart: str = ""  # a restart that the index was not told of, in words
+    names: Names | None = None  # what events call the blocks of late prompts
     plain: Sequence[Sighting] = ()  # without a tenant, longest last
     spaced: Sighting | None = None  # in the namespace of whom it is wrong for
 
@@ -42,15 +43,16 @@ def name_cause(evidence: Evidence) -> tuple[str, str]:
     """One of CAUSES, and why in words."""
     if why := _template(evidence):
         return "template", why
-    if evidence.plain:
-        found = _engine(evidence.plain) or _names(evidence.plain[0])
-        if found is not None:
-            return found
-        if evidence.spaced is not None and not evidence.spaced.right:
-            return "salt", (
-                f"a probe with a tenant is found as {evidence.spaced.second} tokens and claimed as "
-                f"{evidence.spaced.claimed}, one without is right"
-            )
+    plain, spaced = evidence.plain, evidence.spaced
+    if plain and (found := _engine(plain) or _names(plain[0])) is not None:
+        return found
+    if plain and spaced is not None and not spaced.right:
+        if _short(spaced) and evidence.gap:
+            return "staleness", evidence.gap
+        return "salt", (
+            f"a probe with a tenant is found as {spaced.second} tokens and claimed as {spaced.claimed}, "
+            "one without is right"
+        )
     return _passive(evidence)
 
 
@@ -105,35 +107,55 @@ def _names(sighting: Sighting) -> tuple[str, str] | None:
 
 
 def _passive(evidence: Evidence) -> tuple[str, str]:
-    wrong = [one for one in evidence.comparisons if one.off]
+    all = evidence.comparisons
+    wrong = [one for one in all if one.off]
     if evidence.restart:
         return "staleness", evidence.restart
-    if evidence.lonely is not None:
-        return "salt", "requests of one tenant, or of one of its salts, are wrong; all others are right"
+    if evidence.lonely and evidence.spaced is None:
+        return (
+            "salt",
+            "requests of one tenant or salt, or of all that have one, are wrong; others are right",
+        )
     if evidence.gap:
         return "staleness", evidence.gap
     if not wrong:
         return "unknown", "a probe of it is right"
-    over = [one for one in wrong if one.off > 0]
-    if len(over) >= MOST * len(wrong):
-        size = _size([(one.claimed + 1, one.found) for one in wrong])
-        fitting = [one for one in evidence.comparisons if size and one.claimed // size * size == one.found]
-        if len(fitting) < MOST_FIT * len(evidence.comparisons):
-            size = None
-        if size is not None:
-            return "block size", f"what the engine finds is what is claimed in multiples of {size} tokens"
+    if size := _common(all):
+        if size > evidence.block:
+            return "block size", f"all that the engine finds are multiples of {size} tokens"
+        if size % evidence.block and evidence.block % size == 0:
+            return "block size", f"the engine finds multiples of {size} tokens"
+    if sum(one.off > 0 for one in wrong) >= MOST * len(wrong):
         return "eviction", (
-            f"{share(evidence.comparisons):.0%} of requests find less than is claimed, "
-            "what is new is found: removals are missed"
+            f"{share(all):.0%} of requests find less than is claimed, and what is new is found: "
+            "removals are missed"
         )
-    depths = Counter(one.claimed for one in wrong if one.off < 0)
-    depth, times = depths.most_common(1)[0]
-    varied = len({one.found for one in wrong if one.off < 0}) > 1
-    if depth and varied and times >= SAME * len(wrong):
-        return "template", f"claims end at token {depth}, whatever the engine finds"
-    return "staleness", (
-        f"{share(evidence.comparisons):.0%} of requests find more than is claimed: the index is behind"
+    return _called(evidence) or (
+        "staleness",
+        f"{share(all):.0%} of requests find more than is claimed: the index is behind",
     )
+
+
+def _called(evidence: Evidence) -> tuple[str, str] | None:
+    """What events call late prompts, where no probe has shown it."""
+    names = evidence.names
+    if evidence.plain or names is None or not names.told or not names.depths:
+        return None
+    deepest = max(names.depths)
+    if not deepest:
+        return "hash", "events tell of blocks, and of none by the names of prompts that were sent"
+    cut = sum(depth == deepest < length for depth, length in zip(names.depths, names.lengths, strict=True))
+    if cut >= SAME * len(names.depths):
+        return "template", f"names of blocks agree up to token {deepest * evidence.block}, and no further"
+    return None
+
+
+def _common(comparisons: Sequence[Comparison]) -> int:
+    """What all found tokens are multiples of; 0: they do not say."""
+    found = [one.found for one in comparisons if one.found]
+    if len(found) < SEVERAL or len(set(found)) < VARIED:
+        return 0
+    return math.gcd(*found)
 
 
 def _short(sighting: Sighting) -> bool:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from bien.core.kv.events import EventBatch, KVEvent
+from bien.core.kv.hashing import HASH_BYTES
 from bien.core.worker.messages import WorkerStats
 from bien.gateway.verify.recent import Recent
 
 CLEARED = b"cleared"  # among names: everything
+PROMPTS = 32  # that are looked at
+
+
+class Names(NamedTuple):
+    told: bool  # whether events told of any blocks
+    depths: Sequence[int]  # of each prompt: its first blocks that they told of
+    lengths: Sequence[int]  # and all of its blocks
+
+
+def split(hashes: bytes) -> list[bytes]:
+    return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
 
 
 class Tap:
@@ -28,6 +43,7 @@ class Tap:
         if batch.generation != self._generation:
             self.restart = f"its events are of generation {batch.generation}, after {self._generation}"
             self._generation = batch.generation
+            self.removed.add(now, CLEARED)
         elif self._seq is not None and batch.seq <= self._seq:
             self.restart = f"its events begin again at number {batch.seq}, after {self._seq}"
         elif self._seq is not None and batch.seq != self._seq + 1:
@@ -45,6 +61,13 @@ class Tap:
         if stats.steps < self._steps:
             self.restart = f"it has taken {stats.steps} steps, after {self._steps}"
         self._steps = stats.steps
+
+    def names(self) -> Names:
+        """What events called the prompts that were computed lately."""
+        told = {name for run in self.stored.told() for name in split(run)}
+        prompts = [split(chain) for chain in self.started.told()[-PROMPTS:]]
+        depths = [next((i for i, n in enumerate(c) if n not in told), len(c)) for c in prompts]
+        return Names(bool(told), depths, [len(chain) for chain in prompts])
 
     def settled(self) -> None:
         """The index was set to a snapshot."""

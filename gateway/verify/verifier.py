@@ -19,7 +19,7 @@ from bien.gateway.verify.history import Homes, Routed
 from bien.gateway.verify.noise import excuse
 from bien.gateway.verify.options import VerifyOptions
 from bien.gateway.verify.standing import Mode, Standing
-from bien.gateway.verify.window import KEPT, Comparison, Space
+from bien.gateway.verify.window import Comparison, Space
 
 if TYPE_CHECKING:
     from bien.gateway.stream import Stream
@@ -98,8 +98,8 @@ class Verifier:
     # Requests, in the order in which they get here.
 
     def adjust(self, request: RouteRequest, hashes: bytes, targets: Sequence[Target]) -> list[int] | None:
-        """Put into targets of which the index is not believed what is believed in its place. `hashes`: of what
-        may be cached. The tokens that the index claims, where it is not believed of all."""
+        """Put into targets whose index is doubted what is believed in its place. `hashes`: of what
+        may be cached. Returns the tokens that the index claims, where it is not believed of all."""
         if not self._fallen:
             return None
         claims = [cached_tokens(request, target) for target in targets]
@@ -171,6 +171,23 @@ class Verifier:
 
     # Modes.
 
+    @property
+    def health(self) -> dict[str, Any]:
+        """For people: how far the index is believed, and of which workers less, why and for how long."""
+        now = self._clock.time()
+        workers = {
+            id: {
+                "mode": standing.mode.name.lower(),
+                "cause": standing.cause,
+                "why": standing.why,
+                "seconds": round(now - standing.changed, 1),
+            }
+            for id, standing in self.standings.items()
+            if standing.mode is not Mode.PRECISE
+        }
+        worst = max((standing.mode for standing in self.standings.values()), default=Mode.PRECISE)
+        return {"mode": worst.name.lower()} | ({"workers": workers} if workers else {})
+
     def mode(self, worker: str, floor: Mode | None = None) -> Mode:
         standing = self.standings.get(worker)
         floor = self._floor() if floor is None else floor
@@ -182,17 +199,18 @@ class Verifier:
         return modes[len(modes) // 2] if len(modes) > 1 else Mode.PRECISE
 
     def _doubt(self, standing: Standing, now: float) -> None:
-        if standing.window.drifted or standing.window.lonely() is not None:
+        if standing.window.drifted or standing.window.lonely:
             self._change(standing, Mode.APPROXIMATE, now)
             self._start(standing, self._explain(standing))
 
     def _judge(self, standing: Standing, now: float) -> None:
         """Of a worker whose index is not believed: further down, back up, or as it is."""
         rested = now - standing.changed >= standing.dwell
-        if rested and standing.window.settled and standing.window.lonely() is None:
+        if rested and standing.window.settled and not standing.window.lonely:
             self._start(standing, self._return(standing))
         elif standing.mode is Mode.APPROXIMATE and standing.used.drifted:
             self._change(standing, Mode.STICKY, now)
+            self._start(standing, self._explain(standing))
         elif standing.mode is Mode.STICKY and rested:
             self._change(standing, Mode.APPROXIMATE, now)  # on trial
         if standing.cause == "unknown" and now - standing.looked >= self.options.again:
@@ -227,18 +245,18 @@ class Verifier:
             log.info("worker %s does not say what it finds cached: nothing is verified", standing.info.id)
         if sighting is None or sighting.right:
             return
-        cause, why = await self._find(standing, Evidence((), spaced=sighting), self._own)
+        evidence = Evidence(standing.info.block_tokens, spaced=sighting)
+        cause, why = await self._find(standing, evidence)
         if cause != "unknown":
             self._change(standing, Mode.APPROXIMATE, self._clock.time())
             standing.explain(cause, why)
 
     async def _explain(self, standing: Standing) -> None:
         window, tap = standing.window, standing.tap
-        lonely = window.lonely()
-        evidence = Evidence(window.latest(), lonely, tap.gap, tap.restart)
-        if lonely is not None:
-            evidence.comparisons = [one for one in window.latest(KEPT) if one.space == lonely]
-        cause, why = await self._find(standing, evidence, lonely or self._own)
+        evidence = Evidence(
+            standing.info.block_tokens, window.latest(), window.lonely, tap.gap, tap.restart, tap.names()
+        )
+        cause, why = await self._find(standing, evidence)
         standing.looked = self._clock.time()
         if standing.mode is not Mode.PRECISE:
             standing.explain(cause, why)
@@ -251,14 +269,17 @@ class Verifier:
         else:
             standing.changed = now  # not yet
 
-    async def _find(self, standing: Standing, evidence: Evidence, suspect: Space) -> tuple[str, str]:
+    async def _find(self, standing: Standing, evidence: Evidence) -> tuple[str, str]:
         if self.options.probe:
             plain = [await self._sight(standing, self._plain)]
             if (one := plain[0]) is not None and 0 <= one.second <= one.whole - one.block:
                 plain.append(await self._sight(standing, self._plain, FEWER if one.second else MORE))
             evidence.plain = [one for one in plain if one is not None]
             if evidence.spaced is None:
-                evidence.spaced = await self._sight(standing, suspect)
+                suspect = standing.window.suspect
+                named = suspect is not None and suspect.named
+                evidence.spaced = await self._sight(standing, suspect if suspect and named else self._own)
+            evidence.gap = evidence.gap or standing.tap.gap
         return name_cause(evidence)
 
     async def _sight(self, standing: Standing, space: Space, blocks: int = BLOCKS) -> Sighting | None:

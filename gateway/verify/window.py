@@ -7,7 +7,7 @@ nobody's fault neither (noise.py).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,17 +68,28 @@ class Window:
         latest = self.latest()
         return len(latest) >= LATEST / 2 and share(latest) <= self._options.recover
 
-    def lonely(self) -> Space | None:
-        """The one namespace that is wrong while the others are right, if there is one."""
+    @property
+    def lonely(self) -> bool:
+        """Whether one namespace is wrong, or all that are named are, while the others are right."""
         all = self.latest(KEPT)
-        for space in {one.space for one in all if one.off}:
-            mine = [one for one in all if one.space == space][-2 * FAULTS :]
-            others = [one for one in all if one.space != space][-LATEST:]
-            if len(mine) < FAULTS or len(others) < FAULTS:
-                continue
-            if share(mine) >= ALWAYS and share(others) <= RARELY:
-                return space
-        return None
+        wrong = {one.space for one in all if one.off}
+        if any(space.named for space in wrong) and _alone(all, {o.space for o in all if o.space.named}):
+            return True
+        return any(_alone(all, {space}) for space in wrong)
+
+    @property
+    def suspect(self) -> Space | None:
+        """The namespace that is wrong most often."""
+        wrong = Counter(one.space for one in self.latest(KEPT) if one.off)
+        return wrong.most_common(1)[0][0] if wrong else None
+
+
+def _alone(all: Sequence[Comparison], spaces: set[Space]) -> bool:
+    mine = [one for one in all if one.space in spaces][-2 * FAULTS :]
+    others = [one for one in all if one.space not in spaces][-LATEST:]
+    if len(mine) < FAULTS or len(others) < FAULTS:
+        return False
+    return share(mine) >= ALWAYS and share(others) <= RARELY
 
 
 def share(comparisons: Sequence[Comparison]) -> float:
