@@ -33,9 +33,12 @@ from bien.gateway.remote.endpoint import Endpoint
 from bien.gateway.remote.engine import Engine, RemoteEngine, endpoints
 from bien.gateway.remote.follow import Lost, Numbered, Source
 from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target, cached_tokens
+from bien.gateway.sharing import Bid, BiddingRouter, Reservations, Reserved
 
 __all__ = [
     "FIELD",
+    "Bid",
+    "BiddingRouter",
     "Decision",
     "DecodingError",
     "Dialect",
@@ -55,6 +58,8 @@ __all__ = [
     "Readings",
     "RemoteClient",
     "RemoteEngine",
+    "Reservations",
+    "Reserved",
     "RouteRequest",
     "Router",
     "Snapshot",

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from bien.core.clock import Clock
 from bien.core.deployment import GatewaySpec
 from bien.core.errors import DeploymentError, OverloadError, PluginFault, WorkerDiedError
-from bien.core.kv.hashing import HASH_BYTES, tenant_key
+from bien.core.kv.hashing import tenant_key
 from bien.core.request import GenerateRequest
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import StepFrame, WorkerInfo
@@ -34,7 +33,8 @@ from bien.gateway.index import KVIndex, TieredIndex
 from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
 from bien.gateway.roster import Member
-from bien.gateway.routing import Decision, Router
+from bien.gateway.routing import Router
+from bien.gateway.sharing import Reserved, Sharing
 from bien.gateway.stream import MAX_LOSSES, Stream
 from bien.gateway.trial import Trial
 from bien.gateway.verify.canary import TENANT
@@ -43,6 +43,7 @@ from bien.gateway.verify.options import VerifyOptions
 from bien.gateway.verify.probes import Probes
 from bien.gateway.verify.verifier import Verifier
 from bien.gateway.verify.window import Space
+from bien.gateway.view import View, check_decision, fitting
 
 log = logging.getLogger("bien.gateway")
 
@@ -74,6 +75,8 @@ class Gateway:
         self._router = router
         self._index = index
         self._tiered = index if isinstance(index, TieredIndex) else None
+        self._sharing = Sharing.of(index, router)
+        self._puts = 0  # placements
         self._feed = IndexFeed(index, clock, self.totals)
         self._secret = spec.secret
         self._chains: PromptChains | None = None  # made with the first worker, which says the block size
@@ -270,9 +273,9 @@ class Gateway:
         stream = Stream(request, slot.since, self._recover, restart)
         self._ledger.opened(stream)
         try:
-            self._place(stream)
-        except PluginFault:
-            self._ledger.ended(stream, "error")
+            await self._settle(stream)
+        except BaseException as error:
+            self._ledger.ended(stream, "error" if isinstance(error, Exception) else "abort")
             raise
         return stream
 
@@ -292,10 +295,10 @@ class Gateway:
     async def _recover(self, stream: Stream) -> None:
         if stream.streamed or stream.losses == MAX_LOSSES:
             self._ledger.ended(stream, "error")
-            raise WorkerDiedError(f"worker {stream.worker} died ({stream.lost}) after {_progress(stream)}")
+            raise WorkerDiedError(f"worker {stream.worker} died ({stream.lost}) after {stream.progress}")
         try:
             await self._turn(stream)
-            self._place(stream)
+            await self._settle(stream)
         except BaseException as error:
             self._ledger.ended(stream, "error" if isinstance(error, Exception) else "abort")
             raise
@@ -310,35 +313,41 @@ class Gateway:
                 self._trial.leave(stream)
                 await self._workers_for(stream.request)
 
-    def _place(self, stream: Stream) -> None:
-        """The best member gets it. What a jumped simulation owes is settled first."""
-        for client in [member.client for member in self._members.values()]:
-            client.catch_up()
-        request, route = stream.request, stream.route
-        need = route.prompt_tokens + route.max_tokens
-        members = [m for m in self._members.values() if m.client.alive and m.context >= need]
-        # The last token is always computed, so the block that it ends cannot be used.
-        whole = (route.prompt_tokens - 1) // members[0].info.block_tokens
-        if request.sampling.prompt_logprobs >= 0:  # all of its positions are
-            whole = 0
-        places, hashes = [(m.id, 0) for m in members], route.hashes[: whole * HASH_BYTES]
+    async def _settle(self, stream: Stream) -> None:
+        """Place it. Where other gateways route to the same workers, that waits for a reservation."""
+        sharing = self._sharing
+        if sharing is None or not sharing.wanted([m.info for m in self._members.values()]):
+            self._place(stream)
+            return
+        puts = self._puts
+        view = self._view(stream)
         try:
-            overlaps = self._index.overlaps(hashes, places)
-            targets = [m.target(n * m.info.block_tokens) for m, n in zip(members, overlaps, strict=True)]
-            if self._tiered is not None and any(len(m.info.tiers) > 1 for m in members):
-                loadable = self._tiered.loadable(hashes, places)
-                for target, blocks in zip(targets, loadable, strict=True):
-                    target.loadable = blocks * target.info.block_tokens
-            claims = None if self.verifier is None else self.verifier.adjust(route, hashes, targets)
-            decision = self._router.choose(route, targets)
+            claim = await sharing.claim(stream.route, view.targets)
         except FAULTS as error:
             raise PluginFault(f"index or router failed: {error!r}") from error
-        if not _valid(decision, len(targets), route.prompt_tokens):
-            raise PluginFault(
-                f"router {type(self._router).__name__} chose {decision!r}; valid: a Decision with a target "
-                f"from 0 to {len(targets) - 1} and predicted_cached from 0 to {route.prompt_tokens}"
-            )
-        member = members[decision.target]
+        known = view.members == fitting(stream, self._members.values())
+        if claim is not None and not known:
+            claim.release()
+            claim = None
+        await self._workers_for(stream.request)
+        self._place(stream, view if known and self._puts == puts else None, claim)
+
+    def _place(self, stream: Stream, view: View | None = None, claim: Reserved | None = None) -> None:
+        """The best member gets it. `view`: if it is still true; `claim`: what is reserved for it."""
+        request, route, router = stream.request, stream.route, self._router
+        stream.reserved = claim
+        anew = view is None
+        view = view or self._view(stream)
+        try:
+            if claim is None or self._sharing is None:
+                decision = router.choose(route, view.targets)
+            else:
+                decision = self._sharing.decide(claim, route, view.targets, anew)
+        except FAULTS as error:
+            raise PluginFault(f"index or router failed: {error!r}") from error
+        check_decision(decision, router, route, view.targets)
+        self._puts += 1
+        member = view.members[decision.target]
         stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached)
         stream.decision = decision
         request.id = route.id
@@ -347,10 +356,22 @@ class Gateway:
         request.age = stream.placed - stream.arrival
         if self.verifier is not None:
             at = decision.target
-            self.verifier.placed(stream, targets[at], None if claims is None else claims[at])
+            self.verifier.placed(stream, view.targets[at], None if view.claims is None else view.claims[at])
         self._ledger.placed(stream)
         self._feed.predict(member.id, route.hashes, self._predict_ttl)
         member.client.submit(stream.rid, request)
+
+    def _view(self, stream: Stream) -> View:
+        """What a jumped simulation owes is settled first."""
+        for client in [member.client for member in self._members.values()]:
+            client.catch_up()
+        try:
+            view = View.of(stream, self._members.values(), self._index, self._tiered)
+            if self.verifier is not None:
+                view.claims = self.verifier.adjust(stream.route, view.hashes, view.targets)
+        except FAULTS as error:
+            raise PluginFault(f"index or router failed: {error!r}") from error
+        return view
 
     async def _workers_for(self, request: GenerateRequest) -> None:
         """Wait until a worker is alive; check that one can hold the request."""
@@ -377,18 +398,3 @@ class Gateway:
         return Reading(
             self.totals, admission.inflight, admission.refused, feed.resyncs, self.loads, feed.asked
         )
-
-
-def _valid(decision: Decision, targets: int, prompt_tokens: int) -> bool:
-    if not isinstance(decision, Decision):
-        return False
-    target, cached = decision.target, decision.predicted_cached
-    if not (isinstance(target, Integral) and isinstance(cached, int)):  # the latter goes over the wire
-        return False
-    return 0 <= target < targets and 0 <= cached <= prompt_tokens
-
-
-def _progress(stream: Stream) -> str:
-    if stream.streamed:
-        return f"{stream.output_tokens} tokens had been streamed"
-    return f"{stream.losses} workers had died of or with this request"

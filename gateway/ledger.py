@@ -71,6 +71,7 @@ class Ledger:
             stream.first_count = 1 if output.times else output.count
             if stream.member is not None:
                 stream.member.settle(stream)
+            stream.release()
             if self._verifier is not None:
                 self._verifier.started(stream)
             if stream.span is not None:
@@ -82,6 +83,7 @@ class Ledger:
         self._totals.output_tokens += output.count
 
     def lost(self, stream: Stream, reason: str) -> None:
+        stream.release()
         if stream.acquit is not None:
             stream.acquit()
         if stream.span is not None:
@@ -90,6 +92,7 @@ class Ledger:
     def ended(self, stream: Stream, finish: str) -> None:
         """Once per stream."""
         stream.finish = finish
+        stream.release()
         if stream.acquit is not None:
             stream.acquit()
         now = self._clock.time()

@@ -14,6 +14,7 @@ from bien.gateway.routing import Decision, RouteRequest
 
 if TYPE_CHECKING:
     from bien.gateway.roster import Member
+    from bien.gateway.sharing import Reserved
     from bien.gateway.spans import RequestSpan
 
 MAX_LOSSES = 3  # a request that cost so many workers is not tried again
@@ -48,6 +49,7 @@ class Stream:
         self.decision = Decision(0, 0)
         self.placements = 0
         self.placed = -1.0  # clock seconds of the latest placement
+        self.reserved: Reserved | None = None  # what is reserved for it until it starts
         self.unreported = 0  # tokens to be computed that its worker's load does not show yet
         self.span: RequestSpan | None = None
         self.cached = -1
@@ -86,6 +88,13 @@ class Stream:
         return self._restart is not None
 
     @property
+    def progress(self) -> str:
+        """How far it came, for an error."""
+        if self.streamed:
+            return f"{self.output_tokens} tokens had been streamed"
+        return f"{self.losses} workers had died of or with this request"
+
+    @property
     def suspect(self) -> bool:
         """Whether one more loss is its last."""
         return self.losses == MAX_LOSSES - 1
@@ -106,6 +115,12 @@ class Stream:
         if not self.streamed:
             self._outputs.clear()  # the next placement makes them again
         self.wake()
+
+    def release(self) -> None:
+        """Nothing is reserved for it any more."""
+        reserved, self.reserved = self.reserved, None
+        if reserved is not None:
+            reserved.release()
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -34,6 +34,8 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flush_seconds: Seconds = 0.02  # that a worker gathers batches for one entry
     poll_seconds: Seconds = 0.1  # between looks at the stream
     timeout_seconds: Seconds = 2.0  # of one command
+    reservations: bool = True  # gateways that route at once tell each other, where there are several
+    reserve_seconds: Seconds = 0.01  # that a request waits for its reservation
     table: TableChoice = "auto"  # of the mirror, as of index "memory"
 
     @property

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from bien.core.api import Context, EventBatch, KVEvent, ResourceError
 from bien.gateway.api import (
     FIELD,
+    Bid,
     DecodingError,
     Entry,
     IndexHealth,
     Keys,
     Lease,
     Publication,
+    Reserved,
     WorkerInfo,
     ask,
     explained,
@@ -29,10 +32,12 @@ from bien.plugins.indexes._mirror.metrics import MirrorCollector
 from bien.plugins.indexes.redis import RedisConfig
 from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.metrics import IndexCollector
+from bien.plugins.indexes.redis.reserve import Reserver
 from bien.plugins.indexes.redis.starts import PAGE, Starts, order
 from bien.plugins.indexes.redis.watched import Watched
 
 PROBE = "return redis.call('ZCARD', KEYS[1])"
+LEAVE_SECONDS = 0.5
 AWAY = (0.1, 0.2, 0.5, 1.0)  # seconds between attempts while Redis is away
 log = logging.getLogger("bien.gateway")
 
@@ -50,6 +55,9 @@ class RedisIndex:
         self._mirror = Mirror(ctx.clock, config.table)
         self._link = Link(config.url, config.timeout_seconds, ctx.clock)
         self._starts = Starts(self._link, config.namespace, self._unreadable)
+        self.reserver = Reserver(
+            self._link, config.namespace, ctx.clock, config.lease_seconds, config.reserve_seconds
+        )
         self._watched: dict[str, Watched] = {}
         self._cursors: dict[str, str] = {}  # by fp: where in its stream we are; "": not known yet
         self._heals: dict[str, asyncio.Task[bool]] = {}
@@ -187,7 +195,22 @@ class RedisIndex:
             task.cancel()
         self._starts.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self.reserver.leave()
+        except self._link.trouble:
+            pass  # it is forgotten by itself
         await self._link.close()
+
+    # Reservations
+
+    def shared(self, fp: str) -> bool:
+        return self.reserver.shared(fp)
+
+    async def reserve(
+        self, fp: str, places: Sequence[tuple[str, int]], bids: Sequence[Bid]
+    ) -> Reserved | None:
+        return await self.reserver.reserve(fp, places, bids)
 
     # What is beside the contract.
 
@@ -207,8 +230,11 @@ class RedisIndex:
         attempts = 0
         while True:
             try:
-                for fp in {w.info.fp for w in self._watched.values()}:
+                fps = {w.info.fp for w in self._watched.values()}
+                for fp in fps:
                     await self._follow(fp)
+                if self._config.reservations:
+                    await self.reserver.tick(fps)
                 if self._clock.time() >= self._check_at:
                     await self._check()
                     pause = self._config.lease_seconds / (3 if self.leased == len(self._watched) else 12)

@@ -9,10 +9,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 
+class Reserving(Protocol):
+    made: int
+    missed: int
+
+
 class Counts(Protocol):
     undecodable: int
     lost_leases: int
     restores: int
+
+    @property
+    def reserver(self) -> Reserving: ...
 
     @property
     def up(self) -> bool: ...
@@ -43,5 +51,11 @@ class IndexCollector(Collector):
             ("bien_index_restores", "Caches of workers taken from Redis.", counts.restores),
             ("bien_index_lost_leases", "Leases of workers that ended while we watched.", counts.lost_leases),
             ("bien_index_undecodable", "What lay under our keys and cannot be read.", counts.undecodable),
+            ("bien_index_reservations", "Placements reserved among gateways.", counts.reserver.made),
+            (
+                "bien_index_reservations_missed",
+                "Reservations that did not come in time.",
+                counts.reserver.missed,
+            ),
         ):
             yield CounterMetricFamily(name, text, value=count)
