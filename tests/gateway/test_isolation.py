@@ -34,6 +34,7 @@ from tests.gateway.test_with_engines import worker
 
 Pair = tuple[str, str]  # tenant and salt
 PROMPTS = [TokenIds.of(np.random.default_rng(i).integers(0, 1000, 45).tolist()) for i in range(40)]
+OWNERS = [(f"tenant-{i % 7}\0:x/y", f"salt/{i % 5}\0:z-" if i % 3 else "") for i in range(len(PROMPTS))]
 texts = st.text(st.sampled_from("ab\0\x01:/"), max_size=6)
 
 
@@ -45,6 +46,9 @@ def crafted(owner: Pair, rng: random.Random) -> Iterator[Pair]:
     seen = {owner}
     key = tenant_key(tenant, b"s")
     exact = [(whole[:i], whole[i:]) for i in range(len(whole) + 1)]
+    for mark in "\0:/-":
+        joined = tenant + mark + salt
+        exact += [(joined[:i], joined[i + 1 :]) for i, letter in enumerate(joined) if letter == mark]
     for a, b in (
         (tenant, salt),
         (salt, tenant),
@@ -87,22 +91,21 @@ def probe_chain_and_index(probes: int) -> None:
     """Each prompt is cached by its owner on every worker."""
     rng, chains, index = random.Random(1), PromptChains(4, "s"), MemoryIndex(WallClock())
     places = [(f"w{i}", 0) for i in range(4)]
-    owners = [(f"tenant-{i % 7}", f"salt/{i % 5}" if i % 3 else "") for i in range(len(PROMPTS))]
     for id, _ in places:
         index.join(fake_info(id))
-    for number, (prompt, owner) in enumerate(zip(PROMPTS, owners, strict=True)):
+    for number, (prompt, owner) in enumerate(zip(PROMPTS, OWNERS, strict=True)):
         work = ask(prompt, owner)
         chains.name(work)
         for id, _ in places:
             event = KVEvent("stored", 0, b"", work.hashes)
             assert index.apply(EventBatch(id, 0, f"{id}.1", number + 1, [event]))
-    others = [crafted(owner, random.Random(i)) for i, owner in enumerate(owners)]
+    others = [crafted(owner, random.Random(i)) for i, owner in enumerate(OWNERS)]
     for _ in range(probes):
         at = rng.randrange(len(PROMPTS))
         work = ask(PROMPTS[at], next(others[at]))
         chains.name(work)
         assert index.overlaps(work.hashes, places) == [0, 0, 0, 0]
-    for prompt, owner in zip(PROMPTS, owners, strict=True):
+    for prompt, owner in zip(PROMPTS, OWNERS, strict=True):
         work = ask(prompt, owner)
         chains.name(work)
         assert index.overlaps(work.hashes, places) == [len(work.hashes) // HASH_BYTES] * 4
@@ -115,8 +118,7 @@ def probe_engines(make_gateway: MakeGateway, probes: int) -> None:
         clients = [worker(f"w{i}", "full", 4000) for i in range(2)]
         gateway = make_gateway(*clients)
         rng = random.Random(2)
-        owners = [(f"tenant-{i % 7}", f"salt/{i % 5}" if i % 3 else "") for i in range(len(PROMPTS))]
-        others = [crafted(owner, random.Random(i)) for i, owner in enumerate(owners)]
+        others = [crafted(owner, random.Random(i)) for i, owner in enumerate(OWNERS)]
 
         async def cached(at: int, pair: Pair) -> tuple[int, int]:
             async with gateway.generate(ask(PROMPTS[at], pair)) as stream:
@@ -124,14 +126,14 @@ def probe_engines(make_gateway: MakeGateway, probes: int) -> None:
                     pass
                 return stream.cached, stream.decision.predicted_cached
 
-        for at, owner in enumerate(owners):
+        for at, owner in enumerate(OWNERS):
             assert await cached(at, owner) == (0, 0)
         for number in range(probes):
             at = rng.randrange(len(PROMPTS))
             assert await cached(at, next(others[at])) == (0, 0)
             if number % 8 == 0:  # or they would be evicted, and found by nobody
-                at = number // 8 % len(owners)
-                assert await cached(at, owners[at]) == (44, 44)
+                at = number // 8 % len(OWNERS)
+                assert await cached(at, OWNERS[at]) == (44, 44)
         await gateway.close()
 
     VirtualClock.run(main())
