@@ -274,7 +274,17 @@ def test_sets_of_holders_leave_nothing_behind() -> None:
         for bit, teller in enumerate(tellers[:5]):
             (teller.stored if n >> bit & 1 else teller.removed)(blocks)
         tellers[5].stored(blocks[:1])
-    assert index.size.bytes < 4000
+    assert index.size.bytes < 8000
+
+
+def test_workers_leave_nothing_behind() -> None:
+    index = MemoryIndex(HandClock(), "native")
+    for n in range(1000):
+        index.join(WorkerInfo(f"w{n}", "1", "fp", block_tokens=BLOCK))
+        assert Teller(index, f"w{n}").stored(make_chain("x", 3))
+        if n >= 2:
+            index.leave(f"w{n - 2}")
+    assert index.size[:2] == (3, 6) and index.size.bytes < 8000
 
 
 def test_blocks_are_compared_whole() -> None:

@@ -180,6 +180,7 @@ class Table {
 
     void size(int64_t *out) const {
         std::size_t held = 0, all = blocks_.bytes() + sets_.bytes();
+        all += holder_.capacity() * sizeof(Holder) + wanted_.capacity() * sizeof(Wanted);
         for (const Holder &h : holder_) held += h.blocks;
         for (const Engine &e : engines_)
             for (const Prediction &p : e.coming) all += p.blocks.capacity() * sizeof(Hash) + sizeof(Prediction);
