@@ -62,6 +62,12 @@ class CacheAccount:
             for key in over:
                 self._trees.pop(key, None)
 
+    def restart(self) -> None:
+        """Counts begin anew; what was sent until now, all of which has ended, is known to the caches."""
+        self.settle()
+        self.prompt_tokens = self.ideal = self.achieved = 0
+        self.loss = CacheLoss()
+
     def forget(self, tenant: str, scope: str) -> None:
         """No later turn has this scope."""
         self._over.add((tenant, scope))

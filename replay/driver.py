@@ -7,11 +7,15 @@ trace says so, however many are running.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import msgspec
 
 from bien.core.clock import Clock
+from bien.core.request import BlockRuns
+from bien.replay.advance import advance
 from bien.replay.cache_account import CacheAccount
 from bien.replay.options import ReplayOptions
 from bien.replay.record import TurnRecord
@@ -19,6 +23,9 @@ from bien.replay.tally import Corpus, Tally
 from bien.replay.target import Target, TurnRequest
 from bien.traces.model import Session, Stream, Turn
 from bien.traces.scale import scale_session
+
+
+WARM_OUTPUT = 1 << 61  # virtual id of the token that a warming request makes: nobody's else
 
 
 class JobRecord(msgspec.Struct, gc=False):
@@ -63,21 +70,47 @@ class Driver:
         Raises:
             TraceError: the trace is damaged; the turns until then are in `records`.
         """
+        sessions = await self._under_way() if self.options.advance and not self.options.open_loop else ()
         self.started = self.clock.time()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self.options.duration), asyncio.TaskGroup() as group:
                 if self.options.open_loop:
                     await self._arrivals(group)
                 else:
-                    for _ in range(self.options.concurrency):
-                        group.create_task(self._lane())
+                    for _, session in zip_longest(range(self.options.concurrency), sessions):
+                        group.create_task(self._lane(session))
+        except TimeoutError:
+            pass  # the time asked for is over
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             self.ended = self.clock.time()
             self.account.settle()
 
-    async def _lane(self) -> None:
+    async def _under_way(self) -> list[Session]:
+        """The first session of each lane from somewhere in it, its prompt until there in the cache: requests
+        that are no turns of the run."""
+        assert self.options.advance is not None
+        rng = random.Random(self.options.seed)
+        taken = [s for _ in range(self.options.concurrency) if (s := self._next()) is not None]
+        found = [advance(session, rng.uniform(*self.options.advance)) for session in taken]
+        async with asyncio.TaskGroup() as group:
+            for session, warm in ((a.session, a.warm) for a in found if a.warm):
+                group.create_task(self._warm(session, warm))
+        self.account.restart()
+        return [a.session for a in found]
+
+    async def _warm(self, session: Session, prompt: BlockRuns) -> None:
+        output = BlockRuns.of([(WARM_OUTPUT, 1)])
+        request = TurnRequest(f"{session.id}/warm", session.id, session.scope, session.tenant, prompt, output)
+        record = TurnRecord(session.id, 0, -1, prompt_tokens=len(prompt), asked=1, id=request.id)
+        self.account.sent(session.tenant, session.scope, prompt, output, record)
+        await self.target.generate(request, record)
+        record.ended = self.clock.time()
+
+    async def _lane(self, session: Session | None) -> None:
+        if session is not None:
+            await self._job(session)
         while (session := self._next()) is not None:
             await self._job(session)
 

@@ -105,6 +105,8 @@ def _card(driver: Driver, meta: TraceMeta, ended: list[TurnRecord], cost: Client
         model=info.model,
         loop="open" if options.open_loop else "closed",
         forced_tokens=info.forces_tokens,
+        advance=options.advance,
+        duration=options.duration,
         coverage=seen / driver.corpus.turns_taken if driver.corpus.turns_taken else 0.0,
         overload=sum(r.overloaded for r in ended) / count,
         errors=sum(not r.ok for r in ended) / count,

@@ -25,6 +25,10 @@ class ReplayOptions(msgspec.Struct, frozen=True):
     sessions: int | None = None  # None: all
     seed: int = 0
     open_loop: bool | None = False
+    # The first session of each lane starts at this part of its turns (uniform between the two), after a
+    # request that puts the prompt before that into the cache; None: at its first turn.
+    advance: tuple[float, float] | None = None
+    duration: float | None = None  # seconds after which turns in flight are cut off; None: to the end
 
     def check(self) -> ReplayOptions:
         """UserError naming the option that is out of range."""
@@ -36,6 +40,10 @@ class ReplayOptions(msgspec.Struct, frozen=True):
             raise UserError(f"--gap-cap is {self.gap_cap:g}; valid: 0 seconds or more")
         if self.sessions is not None and self.sessions < 1:
             raise UserError(f"--sessions is {self.sessions}; valid: 1 or more")
+        if self.advance is not None and not 0 <= self.advance[0] <= self.advance[1] <= 1:
+            raise UserError(f"advance is {self.advance}; valid: two parts of a session, 0 to 1")
+        if self.duration is not None and not 0 < self.duration < math.inf:
+            raise UserError(f"duration is {self.duration:g}; valid: seconds above 0")
         scale_exponent(self.token_scale)
         return self
 

@@ -43,6 +43,8 @@ class Card(msgspec.Struct):
     content: str = "filler"  # prompts are made from ids, not from text
     forced_tokens: bool = True  # the recorded continuation replaces what is sampled
     forced_acceptance: float | None = None
+    advance: tuple[float, float] | None = None  # parts of sessions at which the first of each lane began
+    duration: float | None = None  # seconds after which the run was cut off
     coverage: float = 0.0  # share of the planned turns that gave a first token
     overload: float = 0.0  # share of turns refused by the server for overload
     errors: float = 0.0  # share of turns

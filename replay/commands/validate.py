@@ -119,9 +119,11 @@ def cliffs(
     same_sessions: Annotated[
         bool,
         typer.Option(
-            help="Scale the caches' room by the mean prompt of these sessions over that of the measured ones."
+            "--same-sessions/--same-tokens",
+            help="Caches hold as many sessions as the measured servers' did (their room times the mean prompt "
+            "of these sessions over that of the measured ones), or as many tokens.",
         ),
-    ] = False,
+    ] = True,
     jobs: Annotated[int, typer.Option(help="Simulate so many points at a time, each in a process.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write every point, knee and assumption there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw TTFT and cache hits there, as a PNG.")] = None,

@@ -69,8 +69,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 _COMMON = (
     "other sessions than were measured: 406 of 28,638 requests, 120,243 tokens each, 1.1 streams a session, "
     "where the measured corpus has 393 of 98,827 requests, 218,922 tokens each, 43 % by sub-agents",
-    "whole sessions from their first turn, caches cold at the start, instead of an hour from the middle of "
-    "sessions with caches warmed",
+    "as in the measured replay an hour, its lanes starting at 25 to 75 % of a session's turns with the "
+    "prompt until there cached; at once, where the measured ones were warmed for 600 s",
     "gaps between turns are at most 10 s each, as in the measured replay",
     "the client, the HTTP frontends and tokenization cost nothing",
     "step costs: roofline of the model's own bytes and operations, efficiencies as for every machine here",

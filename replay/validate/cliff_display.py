@@ -14,10 +14,14 @@ from bien.replay.validate.cliff_arms import Arm
 from bien.replay.validate.cliff_published import Published
 from bien.replay.validate.cliffs import Cliffs, Curve, Simulated
 
+WIDTH = 118  # of the tables
+
 
 def print_cliffs(found: Cliffs, console: Console | None = None) -> None:
     """What costs are, every point beside the published one, the knees, and all that was assumed."""
     console = console or Console()
+    if not console.is_terminal and console.width < WIDTH:  # a pipe has none of its own
+        console = Console(width=WIDTH, file=console.file)
 
     def say(text: str, style: str = "") -> None:
         console.print(Text(clean(text), style), soft_wrap=True)

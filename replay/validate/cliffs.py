@@ -23,6 +23,8 @@ from bien.replay.validate.cliff_published import Published, Said
 
 SCHEMA = "bien.cliffs/1"
 GAP_CAP = 10.0  # seconds, of the measured replay
+ADVANCE = (0.25, 0.75)  # parts of sessions at which its lanes began, caches warmed
+DURATION = 3600.0  # seconds
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -120,7 +122,9 @@ def run_cliffs(
     """
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; valid: 1 or more")
-    options = ReplayOptions(gap_cap=GAP_CAP, sessions=sessions, open_loop=False).check()
+    options = ReplayOptions(
+        gap_cap=GAP_CAP, sessions=sessions, open_loop=False, advance=ADVANCE, duration=DURATION
+    ).check()
     Survey(open_paths(traces, PluginManager.load()), options).check()
     names = ", ".join(p.name for p in traces)
     found = Cliffs(trace=names, sessions=sessions, gap_cap=GAP_CAP, share=share)

@@ -82,7 +82,7 @@ def test_every_unlike_field_is_named_with_both_values() -> None:
 ASKED = {
     "seed": 1, "concurrency": 5, "token_scale": 0.5, "time_scale": 2.0, "gap_cap": 1.0, "sessions": 1,
     "window": 99, "model": "other", "loop": "open", "content": "text", "forced_tokens": False,
-    "forced_acceptance": 0.5,
+    "forced_acceptance": 0.5, "advance": (0.25, 0.75), "duration": 60.0,
 }  # fmt: skip
 MEASURED = {
     "coverage": 0.9, "overload": 0.1, "errors": 0.1, "length_mismatch": 0.1,

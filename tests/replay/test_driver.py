@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from bien.core.clock import VirtualClock
-from bien.core.errors import TraceError
+from bien.core.errors import TraceError, UserError
+from bien.replay.advance import advance
 from bien.replay.cache_account import CacheAccount
 from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
@@ -233,3 +234,48 @@ def test_open_loop_scales_times_and_sets_traces_end_to_end() -> None:
     sessions[2].start, sessions[3].start = 1.0, 3.0  # another trace, whose clock is behind
     run = drive(FakeTarget(), sessions, ReplayOptions(open_loop=True, time_scale=0.5))
     assert [r.sent for r in run.records] == [0, 4, 4, 5]
+
+
+def test_lanes_that_start_under_way_find_their_prompts_cached() -> None:
+    sessions = [session(f"s{i}", *((1, 50, 1) for _ in range(8))) for i in range(3)]
+    target = FakeTarget()
+    run = drive(target, sessions, ReplayOptions(concurrency=2, advance=(0.5, 0.5)))
+    warm, first = target.requests[:2], target.requests[2:4]
+    assert [r.id for r in warm] == ["s0/warm", "s1/warm"]
+    for before, after in zip(warm, first, strict=True):
+        assert len(before.output) == 1
+        # The turn before the first one: all of its prompt is a prefix of the first.
+        assert after.prompt.slice(0, len(before.prompt)) == before.prompt
+    assert run.started > 0 and all(r.sent >= run.started for r in run.records)
+    assert len(run.records) == 4 + 4 + 8  # the third session begins at its first turn
+    assert run.records[0].sent == run.started  # at once, whatever gap was recorded
+
+
+def test_sub_agents_of_before_are_history_and_later_ones_are_moved() -> None:
+    agents = (
+        Stream(1, chain(1000, (0, 30, 1)), parent=0, spawned_after=0, joined_before=3),
+        Stream(2, chain(2000, (0, 30, 1)), parent=0, spawned_after=2, joined_before=3),
+        Stream(3, chain(3000, (0, 30, 1)), parent=2, spawned_after=0),
+        Stream(4, chain(4000, (0, 30, 1)), parent=1, spawned_after=0),
+    )
+    whole = session("s", *((0, 50, 1) for _ in range(4)), extra=agents)
+    found = advance(whole, 0.5)
+    assert found.warm == whole.streams[0].turns[1].input
+    assert [s.id for s in found.session.streams] == [0, 2, 3]
+    assert (found.session.streams[1].spawned_after, found.session.streams[1].joined_before) == (0, 1)
+    run = drive(FakeTarget(), [whole], ReplayOptions(concurrency=1, advance=(0.5, 0.5)))
+    assert run.tally.sessions_completed == 1 and len(run.records) == 4
+    assert advance(whole, 0.0).session is whole and advance(whole, 0.0).warm is None
+    assert len(advance(whole, 1.0).session.streams[0].turns) == 1
+
+
+def test_a_duration_cuts_what_is_in_flight() -> None:
+    run = drive(FakeTarget(), [session("a", *((0, 50, 11) for _ in range(9)))], ReplayOptions(duration=5.0))
+    assert run.ended - run.started == pytest.approx(5.0)
+    assert [r.ended for r in run.records] == pytest.approx([2, 4, -1])
+    assert run.tally.turns == 2
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="duration is"):
+            ReplayOptions(duration=bad).check()
+    with pytest.raises(UserError, match="advance is"):
+        ReplayOptions(advance=(0.5, 1.5)).check()

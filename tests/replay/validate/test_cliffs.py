@@ -142,7 +142,10 @@ def test_a_small_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first = curve["simulated"][0]
     assert first["itl_ms"] == pytest.approx(30.2, rel=0.02)  # what the pace was set by
     assert [p["concurrency"] for p in curve["simulated"]] == [1, 2, 3, 4, 5]
-    assert all(p["turns"] == first["turns"] > 0 and not p["errors"] for p in curve["simulated"])
+    # More lanes start more of the three sessions in their middle.
+    turns = [p["turns"] for p in curve["simulated"]]
+    assert turns == sorted(turns, reverse=True) and turns[2] == turns[4] > 0
+    assert not any(p["errors"] for p in curve["simulated"])
     assert picture.exists() and "prefill worker" in done.output
 
 
@@ -155,11 +158,11 @@ def test_bad_input(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("arm", "share", "at"), [(GLM, SESSIONS_SHARE, 6), (K3, 1.0, 16)], ids=["glm", "k3"])
-def test_knees_on_weka_sessions(arm: Arm, share: float, at: int) -> None:
+@pytest.mark.parametrize(("arm", "at"), [(GLM, 6), (K3, 16)], ids=["glm", "k3"])
+def test_knees_on_weka_sessions(arm: Arm, at: int) -> None:
     default = Path(__file__).parents[3].parent / "shared" / "data"
     trace = Path(DATA or default) / "weka" / "traces-406.tar.xz"
     if not trace.exists():
         pytest.skip(f"no {trace}; BIEN_SHARED_DATA names the folder")
-    [curve] = run_cliffs((trace,), [arm], 100, share=share).curves
+    [curve] = run_cliffs((trace,), [arm], share=SESSIONS_SHARE).curves
     assert curve.knee_simulated == at and curve.within, verdict(curve)
