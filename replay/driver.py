@@ -24,7 +24,6 @@ from bien.replay.target import Target, TurnRequest
 from bien.traces.model import Session, Stream, Turn
 from bien.traces.scale import scale_session
 
-
 WARM_OUTPUT = 1 << 61  # virtual id of the token that a warming request makes: nobody's else
 
 

@@ -31,7 +31,7 @@ def check_subject(composition: Composition, machine: str) -> None:
 
 
 def subject(composition: Composition, machine: str, folder: str | Path) -> StepModel:
-    """Of what `check_subject` has let pass; `folder`: where the model lies, or a name whose config is known."""
+    """Of what `check_subject` let pass; `folder`: where the model lies, or a name whose config is known."""
     pool, model = composition.pools[0], composition.model
     architecture = read_architecture(str(folder), model.block_tokens, model.dtype, model.max_context)
     dtype, quantizer = _FORMATS[model.dtype], pool.parts["quantizer"]

@@ -120,7 +120,7 @@ def cliffs(
         bool,
         typer.Option(
             "--same-sessions/--same-tokens",
-            help="Caches hold as many sessions as the measured servers' did (their room times the mean prompt "
+            help="Caches hold as many sessions as the measured servers' did (room times the mean prompt "
             "of these sessions over that of the measured ones), or as many tokens.",
         ),
     ] = True,
