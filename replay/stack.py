@@ -34,6 +34,7 @@ from bien.replay.processes import WARNING, OnStep
 from bien.replay.redis_option import refuse_embedded, with_server
 
 CLEAN_SECONDS = 5.0  # that a cancelled download or conversion gets to end; less than a parent waits for us
+GREET_SECONDS = 5.0  # that canaries get, before requests are taken
 WARM_SECONDS = 10.0  # that the index gets to learn what running workers hold, before requests are taken
 
 
@@ -82,6 +83,8 @@ class Stack:
             gateway = _gateway(composition, clients, index, registry, canary)
             opened.push_async_callback(gateway.close)
             await gateway.warm(WARM_SECONDS)
+            if gateway.verifier is not None:
+                await gateway.verifier.greeted(GREET_SECONDS)
             text = await in_thread(TextModel.load, folder)
             name = Path(deployment.model.name).name
             app = make_app(

@@ -10,6 +10,7 @@ import pytest
 from bien.core.clock import VirtualClock
 from bien.gateway.core import Gateway
 from bien.gateway.verify.options import VerifyOptions
+from tests.gateway.test_with_engines import worker
 from tests.gateway.verify.engines import Cacher
 from tests.gateway.verify.traffic import make, session
 
@@ -69,3 +70,26 @@ def test_no_alarm(blocks: int, pause: float) -> None:
     started, hits = VirtualClock.run(main())
     assert started > 500
     assert hits
+
+
+@pytest.mark.parametrize("blocks", [400, 60])
+@pytest.mark.parametrize("kinds", ["full", "full+window", "full+state", "full+window+state+draft"])
+def test_no_alarm_of_real_engines(kinds: str, blocks: int) -> None:
+    """A canary is right whatever groups there are, and so is what is claimed of a crowd's prompts."""
+
+    async def main() -> None:
+        clients = [worker(f"w{i}", kinds, blocks) for i in range(2)]
+        gateway = make(clients, VerifyOptions())
+        verifier = gateway.verifier
+        assert verifier is not None
+        await verifier.greeted(100.0)
+        assert (verifier.probes, verifier.lost) == (2, 0)
+        jobs = [session(gateway, i, 4, 1.0, ("", "a")) for i in range(12)]
+        await asyncio.gather(*jobs)
+        assert gateway.totals.cached_tokens
+        for standing in verifier.standings.values():
+            assert standing.falls == 0
+            assert standing.counts["over"] + standing.counts["under"] <= 2
+        await gateway.close()
+
+    VirtualClock.run(main())

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from bien.core.clock import VirtualClock
 from bien.core.deployment import GatewaySpec
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.worker.client import WorkerClient
 from bien.gateway.core import Gateway
 from bien.gateway.index import KVIndex
-from bien.gateway.testing.fake_worker import FakeWorker
 from bien.gateway.verify.options import VerifyOptions
 from bien.plugins.indexes.memory import MemoryIndex
 from bien.plugins.routers.kv_aware import KVAwareConfig, KVAwareRouter
@@ -23,7 +23,7 @@ TENANTS = ("", "a", "b", "c")
 
 
 def make(
-    workers: Sequence[FakeWorker],
+    workers: Sequence[WorkerClient],
     options: VerifyOptions | None,
     index: KVIndex | None = None,
     metrics: CollectorRegistry | None = None,
