@@ -151,7 +151,7 @@ class Admission:
         """
         if self._ordered and (self._tier.present or (waiting and self._free)):
             steps = min(steps, max(1, min(-s.planned % self._block for s in sequences)))
-        room = min((self._cache.available(g) for g in self._paged), default=0)
+        room = min(map(self._cache.available, self._paged), default=0)
         if self._need(sequences, steps) <= room:
             return steps
         low, high = 1, steps

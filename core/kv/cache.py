@@ -18,6 +18,7 @@ from bien.core.kv.prefix import Bools, usable_blocks, window_start
 from bien.core.kv.table import SequenceKV
 from bien.core.kv.tree import Index, Node, Path, PrefixTree, runs
 
+_NOTHING: Index = np.empty(0, np.intp)
 __all__ = ["KVCache", "Match", "Missing", "SequenceKV"]
 
 
@@ -94,7 +95,9 @@ class KVCache:
         kv.first = [window_start(group, blocks * self.block_tokens) for group in self.groups]
         kv.count, kv.capacity = blocks, blocks * self.block_tokens
         present = self._hold(kv, match, blocks)
-        lacks = [self._lacks(kv, g) for g in range(len(self.groups))]
+        # Anchored groups have all blocks of a path.
+        whole = self.tree.anchors if blocks <= match.depth else ()
+        lacks = [_NOTHING if g in whole else self._lacks(kv, g) for g in range(len(self.groups))]
         needs = [len(lacking) + (g in self.states) for g, lacking in enumerate(lacks)]
         if any(need > pool.available for need, pool in zip(needs, self.pools, strict=True)):
             for pool, ids in zip(self.pools, present, strict=True):

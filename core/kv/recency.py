@@ -35,18 +35,26 @@ class Recency:
             self._serial += 1
             heapq.heappush(self._heap, (key, self._serial, node))
 
+    def first(self) -> Node | None:
+        """The first live node, which keeps its place. None: empty."""
+        lane, heap = self.lane, self._heap
+        while heap:
+            key, _, node = heap[0]
+            if node.entry[lane] == key:
+                if not node.dead and node.rank[lane] == key[0] and node.used[lane] == key[1]:
+                    return node
+                node.entry[lane] = None
+                heapq.heappop(heap)
+                if not node.dead:
+                    self.offer(node)
+            else:
+                heapq.heappop(heap)
+        return None
+
     def pop(self) -> Node | None:
         """The first live node; it is out of the order until offered again. None: empty."""
-        lane = self.lane
-        while self._heap:
-            key, _, node = heapq.heappop(self._heap)
-            if node.entry[lane] != key:
-                continue
-            node.entry[lane] = None
-            if node.dead:
-                continue
-            if (node.rank[lane], node.used[lane]) != key:
-                self.offer(node)
-                continue
-            return node
-        return None
+        node = self.first()
+        if node is not None:
+            heapq.heappop(self._heap)
+            node.entry[self.lane] = None
+        return node

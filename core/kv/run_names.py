@@ -46,7 +46,7 @@ def name_runs(parent: bytes, runs: BlockRuns, start: int, stop: int, size: int) 
     at = np.arange(start, stop, size)
     run = ends.searchsorted(at, side="right")  # that holds a block's first token
     left = ends[run] - at
-    first = flat[::2][run] + lengths[run] - left
+    first = (flat[::2] + lengths - ends)[run] + at
     contents = _mixed(first.view(np.uint64))
     for i in (left < size).nonzero()[0].tolist():
         contents[:, i] = _pieces(flat, int(run[i]), int(first[i]), int(left[i]), size)

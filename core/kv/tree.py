@@ -256,20 +256,16 @@ class PrefixTree:
         pool = self.pools[group]
         held: list[Node] = []
         while pool.free < free:
-            node = self.tails.pop()
+            node = self.tails.first()
             if node is None:
                 break
-            if node.children:
+            n = 0 if node.children else self._loose(node, min(free - pool.free, node.size))
+            if n:
+                self._cut(node, n)  # it keeps its place, until there is nothing left of it
                 continue
-            while pool.free < free and node.size:
-                n = self._loose(node, min(free - pool.free, node.size))
-                if not n:
-                    held.append(node)
-                    break
-                self._cut(node, n)
-            else:
-                if node.size:
-                    self.tails.offer(node)
+            self.tails.pop()
+            if not node.children:
+                held.append(node)
         for node in held:
             self.tails.offer(node)
 

@@ -49,7 +49,7 @@ class InProcessClient:
             engine.leave_out_tables()
         self._listener: WorkerListener | None = None
         self._inbox: list[Callable[[], None]] = []
-        self._alive = True
+        self.alive = True  # written here only
         self._requests = RequestMap()
         self._frames = FrameMaker(info.id, info.generation)
         self._stats = WorkerStats()  # as last sent
@@ -58,10 +58,6 @@ class InProcessClient:
         self._timer: asyncio.Handle | None = None  # of what comes next; None: nothing until a request does
 
     # -- WorkerClient
-
-    @property
-    def alive(self) -> bool:
-        return self._alive
 
     def attach(self, listener: WorkerListener) -> None:
         self._listener = listener
@@ -72,7 +68,7 @@ class InProcessClient:
         self._post(lambda: self._accept(rid, request))
 
     def abort(self, rid: int) -> None:
-        if not self._alive:
+        if not self.alive:
             return
         self.catch_up()  # what it gained until now was gained before
         id = self._requests.remove(0, rid)  # the step under way has no output for it any more
@@ -99,7 +95,7 @@ class InProcessClient:
             self._emit(report, times)
 
     async def close(self) -> None:
-        if not self._alive:
+        if not self.alive:
             return
         self._stop()
         self.engine.close()
@@ -107,13 +103,13 @@ class InProcessClient:
 
     def kill(self, reason: str = "killed") -> None:
         """Die without a word, as a crashed process does (for tests and failure models)."""
-        if self._alive:
+        if self.alive:
             self._stop()
             if self._listener is not None:
                 self._listener.on_death(self, reason)
 
     def _stop(self) -> None:
-        self._alive = False
+        self.alive = False
         if self._timer is not None:
             self._timer.cancel()
 
@@ -132,7 +128,7 @@ class InProcessClient:
         assert flight is not None
         try:
             self._settle(flight)
-            if self._alive:
+            if self.alive:
                 self._begin()
         except Exception as error:
             self._failed(error)
@@ -188,7 +184,7 @@ class InProcessClient:
         self._emit(report, times)
 
     def _post(self, act: Callable[[], None]) -> None:
-        if not self._alive:
+        if not self.alive:
             return
         self.catch_up()
         self._inbox.append(act)
@@ -226,7 +222,7 @@ class InProcessClient:
         self._send(frame)
 
     def _send(self, frame: StepFrame) -> None:
-        if self._listener is not None and self._alive:
+        if self._listener is not None and self.alive:
             self._listener.on_frame(self, frame)
 
 

@@ -8,6 +8,7 @@ zero (those that would are left out). Deterministic; a sample costs microseconds
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 OUTLIER = 4.0  # times what was expected; no sample counts as more
 
@@ -38,10 +39,10 @@ class Fit:
         y = min(max(y, 0.0), OUTLIER * expected) / expected
         scaled = [v / expected for v in x]
         keep = self._keep
-        for row, v in zip(self._xx, scaled, strict=True):
-            for j, w in enumerate(scaled):
-                row[j] = row[j] * keep + v * w
-        self._xy = [s * keep + v * y for s, v in zip(self._xy, scaled, strict=True)]
+        # Once a step of every worker: no check, no index.
+        for row, v in zip(self._xx, scaled, strict=False):
+            row[:] = [r * keep + v * w for r, w in zip(row, scaled, strict=False)]
+        self._xy = [s * keep + v * y for s, v in zip(self._xy, scaled, strict=False)]
         self.samples += 1
 
     def solve(self, prior: Sequence[float] | None = None) -> None:
@@ -66,7 +67,8 @@ class Fit:
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+    total: float = sum(map(mul, a, b))
+    return total
 
 
 def _solve(a: list[list[float]], b: list[float]) -> list[float]:

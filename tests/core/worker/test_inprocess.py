@@ -25,11 +25,12 @@ from bien.core.worker.messages import StepFrame, WorkerInfo
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 from bien.plugins.schedulers.priority import Priority, PriorityConfig
 
+# Ageing in odd numbers: no two sequences, whose arrivals are ends of steps, rank alike but for rounding.
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "fcfs": lambda: Fcfs(FcfsConfig(token_budget=32)),
-    "priority": lambda: Priority(PriorityConfig(token_budget=32, ageing_seconds=0.7)),
+    "priority": lambda: Priority(PriorityConfig(token_budget=32, ageing_seconds=0.70013)),
     "priority, at most 2": lambda: Priority(
-        PriorityConfig(token_budget=32, ageing_seconds=0.2, max_running=2)
+        PriorityConfig(token_budget=32, ageing_seconds=0.20017, max_running=2)
     ),
     "priority, not preempting": lambda: Priority(PriorityConfig(token_budget=32, preempt=False)),
 }
