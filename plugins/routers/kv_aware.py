@@ -34,7 +34,7 @@ from typing import Annotated
 import msgspec
 
 from bien.core.api import Context, Provider, hookimpl
-from bien.gateway.api import Decision, Outcome, RouteRequest, Target, WorkerStats
+from bien.gateway.api import Bid, Decision, Outcome, RouteRequest, Target, WorkerStats
 from bien.plugins.routers._choice import load, lowest
 from bien.plugins.routers._fit import Fit
 from bien.plugins.routers._held import Held, Key, Returns
@@ -44,6 +44,7 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "fair")
 Terms = tuple[float, float, float, float, float, float, float, float]
+QUEUE = TERMS.index("queue")
 SESSIONS = 100_000  # remembered
 
 
@@ -80,11 +81,26 @@ class KVAwareRouter:
         self._life = 0.0  # mean milliseconds of a request after its first token
 
     def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
-        key = (request.tenant, request.session)
         self._count += 1
-        names = [t.worker for t in targets]
-        terms = self._terms(request, targets, names, key)
+        terms = self._terms(request, targets)
         at, ties = lowest(map(sum, terms), self._rng)
+        return self._decide(request, targets, terms, at, ties)
+
+    def bids(self, request: RouteRequest, targets: Sequence[Target]) -> list[Bid]:
+        """As a `BiddingRouter`. What others have reserved is another estimate of the queue."""
+        return [
+            Bid(sum(t) - t[QUEUE], t[QUEUE], t[0] + t[1])  # it keeps others waiting by prefill and load
+            for t in self._terms(request, targets)
+        ]
+
+    def take(self, request: RouteRequest, targets: Sequence[Target], at: int) -> Decision:
+        self._count += 1
+        return self._decide(request, targets, self._terms(request, targets), at, 1)
+
+    def _decide(
+        self, request: RouteRequest, targets: Sequence[Target], terms: list[Terms], at: int, ties: int
+    ) -> Decision:
+        key, names = (request.tenant, request.session), [t.worker for t in targets]
         target = targets[at]
         cached, device = _cached(request.prompt_tokens, target)
         self._placed(key, target, request.prompt_tokens - device + self._output(request))
@@ -101,9 +117,8 @@ class KVAwareRouter:
     def _output(self, request: RouteRequest) -> int:
         return min(request.max_tokens, int(self.pace.outputs))
 
-    def _terms(
-        self, request: RouteRequest, targets: Sequence[Target], names: list[str], key: Key
-    ) -> list[Terms]:
+    def _terms(self, request: RouteRequest, targets: Sequence[Target]) -> list[Terms]:
+        key, names = (request.tenant, request.session), [t.worker for t in targets]
         config, prompt, output = self._config, request.prompt_tokens, self._output(request)
         base, token, pair, loaded = self.prices.coefficients
         ahead_price = token + pair * (self._context or prompt)

@@ -55,9 +55,7 @@ class RedisIndex:
         self._mirror = Mirror(ctx.clock, config.table)
         self._link = Link(config.url, config.timeout_seconds, ctx.clock)
         self._starts = Starts(self._link, config.namespace, self._unreadable)
-        self.reserver = Reserver(
-            self._link, config.namespace, ctx.clock, config.lease_seconds, config.reserve_seconds
-        )
+        self.reserver = Reserver(self._link, config, ctx)
         self._watched: dict[str, Watched] = {}
         self._cursors: dict[str, str] = {}  # by fp: where in its stream we are; "": not known yet
         self._heals: dict[str, asyncio.Task[bool]] = {}

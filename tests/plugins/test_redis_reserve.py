@@ -1,0 +1,431 @@
+"""Reservations among gateways, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack
+
+import pytest
+
+from bien.core.clock import WallClock
+from bien.core.deployment import GatewaySpec
+from bien.core.providers import Context
+from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.worker.published import Keys
+from bien.gateway.core import Gateway
+from bien.gateway.routing import Decision, Router, RouteRequest, Target, cached_tokens
+from bien.gateway.sharing import Bid, Reservations, Sharing
+from bien.gateway.stream import Stream
+from bien.gateway.testing.durable import until
+from bien.gateway.testing.fake_worker import FakeWorker, fake_info
+from bien.gateway.testing.index import make_info
+from bien.plugins.indexes.memory import MemoryIndex
+from bien.plugins.indexes.redis import RedisConfig
+from bien.plugins.indexes.redis.index import RedisIndex
+from bien.plugins.routers.kv_aware import KVAwareConfig, KVAwareRouter
+from bien.plugins.routers.round_robin import RoundRobin
+from tests.redis_process import RedisProcess, redis_process
+from tests.redis_servers import cluster
+
+FAST = {"lease_seconds": 0.6, "poll_seconds": 0.005, "flush_seconds": 0.001, "timeout_seconds": 1.0}
+PLACES = [("a", 0), ("b", 0), ("c", 1)]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisProcess]:
+    with redis_process() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: RedisProcess) -> RedisProcess:
+    with shared.client as client:
+        client.flushall()
+    return shared
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def index(url: str, opened: AsyncExitStack | None = None, **parameters: object) -> RedisIndex:
+    """Of one gateway, which knows workers of fingerprint `fp`."""
+    config = RedisConfig(url, **{"reserve_seconds": 1.0, **FAST, **parameters})  # type: ignore[arg-type]
+    made = RedisIndex(config, Context(clock=WallClock()))
+    await made.start()
+    made.join(make_info("a"))
+    if opened is not None:
+        opened.push_async_callback(made.stop)
+    return made
+
+
+async def two(url: str, opened: AsyncExitStack, **parameters: object) -> tuple[RedisIndex, RedisIndex]:
+    one, other = await index(url, opened, **parameters), await index(url, opened, **parameters)
+    await until(lambda: one.shared("fp") and other.shared("fp"))
+    return one, other
+
+
+def bids(*costs: float, work: float = 100.0) -> list[Bid]:
+    return [Bid(cost, 0.0, work) for cost in costs]
+
+
+async def test_one_gateway_alone_asks_for_nothing(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one = await index(server.url, opened)
+    assert isinstance(one, Reservations)
+    await until(lambda: "fp" in one.reserver._books and one.reserver._books["fp"].meet_at > 0)
+    assert not one.shared("fp") and not one.shared("another")
+    other = await index(server.url, opened)
+    await until(lambda: one.shared("fp") and other.shared("fp"))
+    await other.stop()
+    await until(lambda: not one.shared("fp"), "it has said goodbye")
+    quiet = await index(server.url, opened, reservations=False)
+    await WallClock().sleep(0.4)
+    assert not one.shared("fp") and not quiet.shared("fp")
+
+
+async def test_each_sees_what_the_other_has_reserved(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one, other = await two(server.url, opened)
+    first = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+    assert first is not None and first.at == 0 and list(first.waits) == [0.0, 0.0, 0.0]
+    second = await other.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+    assert second is not None and second.at == 1 and list(second.waits) == [100.0, 0.0, 0.0]
+    third = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+    assert third is not None and third.at == 2 and list(third.waits) == [100.0, 100.0, 0.0]
+    first.release()
+    again = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+    assert again is not None and again.at == 0 and list(again.waits) == [0.0, 100.0, 100.0]
+    third.move(1, 30.0)
+    for reserved in (second, again):
+        reserved.release()
+    await until(lambda: not one.reserver._books["fp"].changes and not other.reserver._books["fp"].changes)
+    last = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+    assert last is not None and list(last.waits) == [0.0, 30.0, 0.0] and last.at != 1
+
+
+async def test_what_this_gateway_knows_of_the_queue_counts_when_it_is_more(
+    server: RedisProcess, opened: AsyncExitStack
+) -> None:
+    one, other = await two(server.url, opened)
+    held = await other.reserve("fp", PLACES[:1], bids(0.0))
+    assert held is not None
+    for wait, at in ((90.0, 0), (110.0, 0), (130.0, 1)):
+        offered = [Bid(0.0, wait, 10.0), Bid(120.0, 0.0, 10.0)]
+        reserved = await one.reserve("fp", PLACES[:2], offered)
+        assert reserved is not None and reserved.at == at, wait
+        reserved.release()
+
+
+async def test_equal_bids_are_not_always_the_first(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one, _ = await two(server.url, opened)
+    found = set()
+    for _ in range(60):
+        reserved = await one.reserve("fp", PLACES, bids(5.0, 5.0, 5.0))
+        assert reserved is not None
+        found.add(reserved.at)
+        reserved.release()
+    assert found == {0, 1, 2}
+
+
+async def test_of_many_bids_the_cheap_ones_are_sent(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one, _ = await two(server.url, opened)
+    rng = random.Random(3)
+    costs = [float(n) for n in range(200)]
+    rng.shuffle(costs)
+    places = [(f"w{n}", 0) for n in range(200)]
+    for expected in range(5):
+        reserved = await one.reserve("fp", places, bids(*costs, work=1000.0))
+        assert reserved is not None and costs[reserved.at] == expected
+
+
+async def test_what_a_dead_gateway_had_reserved_ends_with_its_lease(
+    server: RedisProcess, opened: AsyncExitStack
+) -> None:
+    one, other = await two(server.url, opened)
+    assert await other.reserve("fp", PLACES, bids(0.0, 500.0, 500.0)) is not None
+    assert other._task is not None
+    other._task.cancel()  # it does nothing any more, and says nothing
+    seen = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+    assert seen is not None and seen.waits[0] == 100.0
+    seen.release()
+    await until(lambda: not one.shared("fp"))
+    with server.client as client:
+        await until(lambda: client.exists(Keys("bien", "fp").load(other.reserver._id)) == 0)
+    again = await two(server.url, opened)
+    reserved = await again[0].reserve("fp", PLACES, bids(0.0, 1.0, 1.0))
+    assert reserved is not None and list(reserved.waits) == [0.0, 0.0, 0.0]
+
+
+async def test_what_redis_forgets_is_written_again(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one, other = await two(server.url, opened)
+    held = [await one.reserve("fp", PLACES[:1], bids(0.0)) for _ in range(3)]
+    with server.client as client:
+        client.flushall()
+        for reserved in held[:2]:
+            assert reserved is not None
+            reserved.release()  # takes away what is not there
+        await until(lambda: client.hgetall(Keys("bien", "fp").load(one.reserver._id)) == {b"a/0": b"100000"})
+    await until(lambda: other.shared("fp"))
+    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+    assert seen is not None and seen.waits[0] == 100.0
+
+
+async def test_a_server_that_hangs_costs_one_moment(opened: AsyncExitStack) -> None:
+    """Then there are none until it answers; what it did in the meantime is undone."""
+    with redis_process() as own:
+        one, other = await two(own.url, opened, reserve_seconds=0.02, timeout_seconds=30.0)
+        own.freeze()
+        assert one.shared("fp")
+        assert await one.reserve("fp", PLACES, bids(0.0, 5.0, 5.0)) is None
+        assert not one.shared("fp"), "nobody else waits"
+        own.thaw()
+        await until(lambda: not one.reserver._tasks)
+        await until(lambda: one.shared("fp"), "it goes on by itself")
+        with own.client as client:
+            await until(lambda: not any(map(int, client.hvals(Keys("bien", "fp").load(one.reserver._id)))))
+        seen = None
+        while seen is None:
+            seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+        assert list(seen.waits) == [0.0, 0.0, 0.0]
+        assert one.reserver.missed == 1
+        own.stop()
+        assert await other.reserve("fp", PLACES, bids(0.0, 5.0, 5.0)) is None
+        await until(lambda: not other.shared("fp"))
+
+
+async def test_who_gives_up_leaves_nothing_reserved(server: RedisProcess, opened: AsyncExitStack) -> None:
+    one, other = await two(server.url, opened)
+    for pause in range(12):
+        task = asyncio.create_task(one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0)))
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        task.cancel()
+        (made,) = await asyncio.gather(task, return_exceptions=True)
+        if not isinstance(made, BaseException) and made is not None:
+            made.release()
+    await until(lambda: not one.reserver._tasks and not one.reserver._books["fp"].changes)
+    assert one.reserver._books["fp"].loads == {}
+    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+    assert seen is not None and list(seen.waits) == [0.0, 0.0, 0.0]
+
+
+async def test_random_reservations_add_up(server: RedisProcess, opened: AsyncExitStack) -> None:
+    """Whatever is made, moved and released at once: what the server holds is what is held."""
+    rng = random.Random(5)
+    gateways = await two(server.url, opened)
+    held: list[list[float]] = []  # of each: [place, work]
+
+    async def life(gateway: RedisIndex) -> None:
+        reserved = await gateway.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=float(rng.randint(1, 9))))
+        if reserved is None:
+            return  # it is being set right
+        await asyncio.sleep(rng.random() * 0.02)
+        if rng.random() < 0.3:
+            reserved.move(rng.randrange(3), 7.0)
+        if rng.random() < 0.7:
+            reserved.release()
+        else:
+            held.append([reserved.at, reserved._work / 1000])  # type: ignore[attr-defined]
+
+    await asyncio.gather(*(life(rng.choice(gateways)) for _ in range(300)))
+    expected = [sum(work for at, work in held if at == place) for place in range(3)]
+    with server.client as client:
+        for gateway in gateways:
+            book = gateway.reserver._books["fp"]
+            await until(
+                lambda b=book: (
+                    {k.decode(): int(v) for k, v in client.hgetall(b.own).items() if v != b"0"}  # type: ignore[misc]
+                    == b.loads
+                )
+            )
+    assert sum(g.reserver.made for g in gateways) > 250
+    seen = await gateways[0].reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
+    assert seen is not None and list(seen.waits) == pytest.approx(expected)
+
+
+async def test_it_works_in_a_cluster(opened: AsyncExitStack) -> None:
+    with cluster() as servers:
+        async with AsyncExitStack() as inner:
+            one, other = await two(servers.url, inner)
+            assert await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0)) is not None
+            second = await other.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+            assert second is not None and second.at == 1
+
+
+# Through gateways.
+
+
+def gateway(of: RedisIndex | MemoryIndex, router: Router, workers: list[FakeWorker]) -> Gateway:
+    return Gateway(workers, router, of, WallClock(), GatewaySpec())
+
+
+def request(n: int) -> GenerateRequest:
+    prompt = TokenIds.of(random.Random(n).randrange(1000) for _ in range(400))
+    return GenerateRequest(f"r{n}", prompt, SamplingParams(max_tokens=4, ignore_eos=True), session=f"s{n}")
+
+
+async def bursts(server: RedisProcess, opened: AsyncExitStack, reservations: bool) -> list[Counter[str]]:
+    """Placements of rounds in which four gateways route two requests each at once to eight idle workers."""
+    gateways, indexes = [], []
+    for _ in range(4):
+        config = RedisConfig(server.url, reservations=reservations, reserve_seconds=1.0, **FAST)  # type: ignore[arg-type]
+        its = RedisIndex(config, Context(clock=WallClock()))
+        await its.start()
+        indexes.append(its)
+        workers = [FakeWorker(WallClock(), info=fake_info(f"w{n}"), auto=False) for n in range(8)]
+        gateways.append(gateway(its, KVAwareRouter(KVAwareConfig(), random.Random()), workers))
+        opened.push_async_callback(gateways[-1].close)
+
+    def met(its: RedisIndex) -> bool:
+        return its.shared("fake") and len(its.reserver._books["fake"].others) == 3
+
+    await until(lambda: not reservations or all(map(met, indexes)))
+    rounds = []
+    for n in range(6):
+        async with AsyncExitStack() as requests:
+            streams = await asyncio.gather(
+                *(
+                    requests.enter_async_context(g.generate(request(100 * n + 10 * i + k)))
+                    for i, g in enumerate(gateways)
+                    for k in range(2)
+                )
+            )
+            rounds.append(Counter(stream.worker for stream in streams))
+        await until(lambda: all(i.shared("fake") or not reservations for i in indexes))
+        with server.client as client:
+            await until(
+                lambda: not any(any(map(int, client.hvals(k))) for k in client.keys("bien:{fake}:load:*"))
+            )
+    return rounds
+
+
+async def test_gateways_that_route_at_once_do_not_herd(server: RedisProcess, opened: AsyncExitStack) -> None:
+    alone = await bursts(server, opened, False)
+    assert sum(max(r.values()) > 1 for r in alone) >= 4, "by chance they nearly always meet"
+    together = await bursts(server, opened, True)
+    assert all(max(r.values()) == 1 for r in together), together
+
+
+async def test_a_reservation_lives_from_placement_to_the_first_token_or_the_end(
+    server: RedisProcess, opened: AsyncExitStack
+) -> None:
+    its = await index(server.url)
+    its.leave("a")
+    await index(server.url, opened)
+    workers = [FakeWorker(WallClock(), info=fake_info(f"w{n}", fp="fp"), auto=False) for n in range(2)]
+    made = gateway(its, KVAwareRouter(KVAwareConfig(), random.Random(0)), workers)
+    opened.push_async_callback(made.close)
+    await until(lambda: its.shared("fp"))
+    loads = its.reserver._books["fp"].loads
+
+    async def placed(n: int) -> tuple[Stream, AsyncExitStack]:
+        stack = AsyncExitStack()
+        while True:  # while gateways meet they place alone
+            stream = await stack.enter_async_context(made.generate(request(n)))
+            if stream.reserved is not None:
+                break
+            await stack.aclose()
+        assert "reserved_ms" in stream.decision.reasons and sum(loads.values()) > 0
+        return stream, stack
+
+    def worker(stream: Stream) -> FakeWorker:
+        return next(w for w in workers if w.info.id == stream.worker)
+
+    stream, stack = await placed(1)
+    rid = worker(stream).submitted[-1][0]
+    worker(stream).emit(rid, 1, cached=0)
+    assert loads == {} and stream.reserved is None, "its first token"
+    await stack.aclose()
+    stream, stack = await placed(2)
+    await stack.aclose()
+    assert loads == {}, "its consumer is gone"
+    stream, stack = await placed(3)
+    first, dead = stream.reserved, worker(stream)
+    reading = asyncio.ensure_future(anext(stream))
+    dead.die("killed")
+    await until(lambda: stream.placements == 2)
+    assert stream.reserved is not first
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await stack.aclose()
+    assert loads == {}, "its worker is dead"
+
+
+async def test_a_worker_that_dies_while_it_is_being_reserved(
+    server: RedisProcess, opened: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = await index(server.url)
+    its.leave("a")
+    await index(server.url, opened)
+    workers = [FakeWorker(WallClock(), info=fake_info(f"w{n}", fp="fp"), auto=False) for n in range(3)]
+    made = gateway(its, KVAwareRouter(KVAwareConfig(), random.Random(0)), workers)
+    opened.push_async_callback(made.close)
+    await until(lambda: its.shared("fp"))
+    reserve = its.reserve
+
+    async def slow(*arguments: object) -> object:
+        reserved = await reserve(*arguments)  # type: ignore[arg-type]
+        if reserved is not None:
+            workers[reserved.at].die("killed")
+        return reserved
+
+    monkeypatch.setattr(its, "reserve", slow)
+    async with made.generate(request(1)) as stream:
+        assert stream.worker in {w.info.id for w in workers if w.alive}
+        assert stream.reserved is None and its.reserver._books["fp"].loads == {}
+        assert sum(w.alive for w in workers) in (2, 3)
+
+
+class Follower:
+    """Wants to be where its prefix is, whatever waits there."""
+
+    def bids(self, request: RouteRequest, targets: Sequence[Target]) -> list[Bid]:
+        return [Bid(1e6 - target.overlap, 0.0, 1.0) for target in targets]
+
+    def take(self, request: RouteRequest, targets: Sequence[Target], at: int) -> Decision:
+        return Decision(at, cached_tokens(request, targets[at]))
+
+    def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
+        return self.take(request, targets, max(range(len(targets)), key=lambda i: targets[i].overlap))
+
+    def observe(self, decision: Decision, outcome: object) -> None: ...
+
+    def report(self, worker: str, stats: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+async def test_what_is_learned_while_a_reservation_is_made_counts(
+    server: RedisProcess, opened: AsyncExitStack
+) -> None:
+    """Siblings with one new prompt, at once: the first to be placed makes it known where the prefix is."""
+    its = await index(server.url)
+    its.leave("a")
+    await index(server.url, opened)
+    workers = [FakeWorker(WallClock(), info=fake_info(f"w{n}", fp="fp"), auto=False) for n in range(8)]
+    made = gateway(its, Follower(), workers)
+    opened.push_async_callback(made.close)
+    for n in range(5):
+        await until(lambda: its.shared("fp"))
+        async with AsyncExitStack() as requests:
+            streams = await asyncio.gather(
+                *(requests.enter_async_context(made.generate(request(n))) for _ in range(6))
+            )
+            assert len({stream.worker for stream in streams}) == 1
+            loads = its.reserver._books["fp"].loads
+            assert set(loads) <= {f"{streams[0].worker}/0"}, "and what was reserved elsewhere has moved"
+        assert loads == {}
+    assert its.reserver.made > 0
+
+
+def test_where_there_is_nothing_to_share_nothing_waits() -> None:
+    router = KVAwareRouter(KVAwareConfig(), random.Random())
+    assert Sharing.of(MemoryIndex(WallClock()), router) is None
+    made = RedisIndex(RedisConfig(), Context(clock=WallClock()))
+    assert Sharing.of(made, RoundRobin()) is None
+    sharing = Sharing.of(made, router)
+    assert sharing is not None and not sharing.wanted([make_info("a"), make_info("b")])
