@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.remote.stand_in import Publisher, StandIn
+from bien.gateway.testing.publisher import EventPublisher
+from bien.gateway.testing.stand_in import StandIn
 
 RECORDED = Path(__file__).parent / "recorded"
 PUBLISHERS = ["vllm-arrays", "vllm-maps", "vllm-whole-maps", "vllm-newest", "sglang-arrays", "sglang-maps"]
@@ -44,8 +45,8 @@ def stand_in() -> Any:
 def publisher_at() -> Any:
     """Makes a publisher of KV events with its sockets in a folder."""
 
-    def make(folder: Path, long: bool = True) -> Any:
+    def make(folder: Path, long: bool = True) -> EventPublisher:
         folder.mkdir()
-        return Publisher(folder, long)
+        return EventPublisher(f"ipc://{folder}/events", f"ipc://{folder}/replay", long)
 
     return make

@@ -12,9 +12,9 @@ from bien.core.kv.hashing import extend_chain, tenant_key
 from bien.core.providers import Context
 from bien.core.request import GenerateRequest
 from bien.gateway.remote.engine import RemoteEngine, endpoints
+from bien.gateway.testing.stand_in import StandIn
 from bien.plugins.engines.vllm import VllmDialect
 from tests.core.worker.client_contract import ClientContract, Opened, Recorder
-from tests.gateway.remote.stand_in import StandIn
 
 KEY = tenant_key("")
 
