@@ -57,10 +57,10 @@ class Sighting(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """Nothing about it is strange, as far as the engine says."""
+        """The index is right about it, as far as the engine says."""
         if self.second < 0:
             return True
-        if self.first > 0 or (self.counted >= 0 and self.counted != self.sent):
+        if self.first > self.block:
             return False
         return abs(self.second - self.whole) <= self.block and abs(self.second - self.claimed) <= self.block
 

@@ -40,6 +40,8 @@ class Tap:
         self._steps = 0
 
     def heard(self, batch: EventBatch, now: float) -> None:
+        if batch.dp_rank:
+            return  # requests are placed at rank 0, and each rank counts for itself
         if batch.generation != self._generation:
             self.restart = f"its events are of generation {batch.generation}, after {self._generation}"
             self._generation = batch.generation

@@ -24,7 +24,7 @@ class Lie(NamedTuple):
     cause: str
     worker: Callable[[str], e.Cacher]
     index: Callable[[], e.Believes | None] = lambda: None
-    at_once: bool = True  # whether a worker that has just joined shows it
+    at_once: bool = True  # whether a worker that has just joined shows it, and it matters to any request
 
 
 LIES = {
@@ -38,9 +38,9 @@ LIES = {
     "tokens inside, not counted": Lie("template", lambda id: e.Inserts(id, counts=False)),
     "tokens replaced": Lie("template", lambda id: e.Inserts(id, replace=True)),
     "a tenant that never hits": Lie("salt", lambda id: e.KeepsNames(id, ("b",)), at_once=False),
-    "no tenant ever hits": Lie("salt", lambda id: e.KeepsNames(id, ())),
+    "no tenant ever hits": Lie("salt", lambda id: e.KeepsNames(id, ()), at_once=False),
     "a tenant by other names": Lie("salt", lambda id: e.OtherSalt(id, ("b",), False), at_once=False),
-    "all tenants by other names": Lie("salt", lambda id: e.OtherSalt(id, (), False)),
+    "all tenants by other names": Lie("salt", lambda id: e.OtherSalt(id, (), False), at_once=False),
     "no events": Lie("staleness", e.Silent),
     "late events": Lie("staleness", lambda id: e.Silent(id, 90.0)),
     "lost events": Lie("staleness", e.Lossy, e.Believes, at_once=False),
