@@ -138,6 +138,23 @@ def test_one_worker_alone_is_doubted_alone_and_most_of_them_all(liars: int) -> N
     VirtualClock.run(main())
 
 
+def test_what_our_own_history_gets_wrong_too_leaves_sessions_where_they_were() -> None:
+    async def main() -> None:
+        gateway = make([e.KeepsNames("w0", ())], VerifyOptions(dwell=1e6, longest=1e6))
+        verifier = gateway.verifier
+        assert verifier is not None
+        seen: list[str] = []
+        for wave in range(12):
+            await run(gateway, 4, 6, first=100 * wave, pause=3.0, tenants=("a",))
+            if not seen or seen[-1] != verifier.health["mode"]:
+                seen.append(verifier.health["mode"])
+        assert seen[-2:] == ["approximate", "sticky"] or seen == ["sticky"]
+        assert verifier.health["workers"]["w0"]["cause"] == "salt"
+        await gateway.close()
+
+    VirtualClock.run(main())
+
+
 def fallen(verifier: Verifier | None) -> Sequence[Standing]:
     assert verifier is not None
     return [standing for standing in verifier.standings.values() if standing.mode is not Mode.PRECISE]
