@@ -54,10 +54,10 @@ class RedisServer:
         return self._process.pid
 
     @classmethod
-    async def start(cls) -> RedisServer:
-        """ResourceError: there is no redis-server, or it does not start."""
+    async def start(cls, socket: Path | None = None) -> RedisServer:
+        """At `socket`, or anywhere. ResourceError: there is no redis-server, or it does not start."""
         binary = find_binary()
-        socket = Path(tempfile.gettempdir()) / f"bien-redis-{secrets.token_hex(6)}.sock"
+        socket = socket or Path(tempfile.gettempdir()) / f"bien-redis-{secrets.token_hex(6)}.sock"
         settings = {
             "port": "0",
             "unixsocket": str(socket),
@@ -86,6 +86,11 @@ class RedisServer:
             await server.stop()
             raise
         return server
+
+    async def restart(self) -> RedisServer:
+        """Another one in its place, which knows nothing."""
+        await self.stop()
+        return await self.start(self._socket)
 
     async def stop(self) -> None:
         try:
