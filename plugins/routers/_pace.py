@@ -1,8 +1,14 @@
-"""`Pace`: what steps cost, from the workers' own reports; who is slower than others; who has worked most."""
+"""`Pace`: what steps cost, from the workers' own reports; who is slower than others; who has worked most.
+
+It looks at cumulative counts when a request is placed, not at each report: how reports are grouped (of a jump
+of many steps a simulation makes one) must not change what is learned.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from copy import copy
 
 from bien.gateway.api import WorkerStats
 from bien.plugins.routers._fit import Fit
@@ -48,13 +54,16 @@ class Pace:
         found = map(self._workers.get, workers)
         return [min(1.0, w.work / mean - 1.0) if w is not None else 0.0 for w in found]
 
-    def report(self, name: str, stats: WorkerStats, learn: bool = True) -> None:
-        """A worker's load after a step. `learn` False: what it did counts, what that cost does not."""
+    def look(self, name: str, stats: WorkerStats, learn: bool = True) -> None:
+        """What a worker has counted until now. `learn` False: what it did counts, what that cost does not."""
         worker = self._workers.get(name)
         if worker is None:  # as if it had worked as much as others: newcomers are not flooded
             works = [w.work for w in self._workers.values()]
             worker = self._workers[name] = _Worker(sum(works) / len(works) if works else 0.0)
-        last, worker.last = worker.last, stats
+        last = worker.last
+        if last == stats:
+            return
+        worker.last = copy(stats)  # who reports may go on counting in it
         if last is None:
             return
         steps, ms = stats.steps - last.steps, (stats.busy_seconds - last.busy_seconds) * 1000
@@ -76,11 +85,11 @@ class Pace:
 
     def _stepped(self, worker: _Worker, x: tuple[float, float, float], steps: int, ms: float) -> None:
         expected = self._fit.predict(x) * steps
-        keep = 1.0 - 1.0 / MEMORY
+        keep = math.exp(-steps / MEMORY)
         worker.took = DOUBT_MS + (worker.took - DOUBT_MS) * keep + min(ms, 4 * expected)
         worker.expected = DOUBT_MS + (worker.expected - DOUBT_MS) * keep + expected
         self._fit.add(x, ms / steps)
-        if self._fit.samples % 32 == 0:
+        if self._fit.samples % 8 == 0:
             self._fit.solve()
             self.step, self.token, self.row = self._fit.coefficients
 

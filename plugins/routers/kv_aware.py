@@ -119,6 +119,8 @@ class KVAwareRouter:
 
     def _terms(self, request: RouteRequest, targets: Sequence[Target]) -> list[Terms]:
         key, names = (request.tenant, request.session), [t.worker for t in targets]
+        for target in targets:
+            self.pace.look(target.worker, target.stats, learn=self._config.learn)
         config, prompt, output = self._config, request.prompt_tokens, self._output(request)
         base, token, pair, loaded = self.prices.coefficients
         ahead_price = token + pair * (self._context or prompt)
@@ -209,7 +211,7 @@ class KVAwareRouter:
             self.prices.solve((pace.step, pace.token, config.ms_per_token_pair, config.ms_per_loaded_token))
 
     def report(self, worker: str, stats: WorkerStats) -> None:
-        self.pace.report(worker, stats, learn=self._config.learn)
+        pass  # what it has counted is looked at when a request is placed
 
     def close(self) -> None:
         pass

@@ -313,15 +313,32 @@ def work(router: Any, slow: dict[str, float], n: int = 1500, skip: dict[str, int
     """Steps of 5 ms, 0.03 for a prompt token, 0.5 for a row; times how slow a worker is, all side by side. Of
     those in `skip` only each so-manieth time."""
     rng, stats = random.Random(0), dict.fromkeys(slow, WorkerStats())
+    pace, learn = (router, True) if isinstance(router, Pace) else (router.pace, router._config.learn)
     for name in slow:
-        router.report(name, WorkerStats())
+        pace.look(name, WorkerStats(), learn)
     for i in range(n):
         steps, prompt, rows = rng.randint(1, 20), rng.choice([0, 0, 700, 8000]), rng.randint(0, 12)
         ms = 5 * steps + 0.03 * prompt + 0.5 * rows * steps
         for name, factor in slow.items():
             if i % (skip or {}).get(name, 1) == 0:
                 stats[name] = report(stats[name], steps, prompt, rows, factor * noisy(rng, ms))
-                router.report(name, stats[name])
+                pace.look(name, stats[name], learn)
+
+
+def test_how_reports_are_grouped_changes_nothing() -> None:
+    """A simulation reports a jump of many steps at once, or each of them."""
+    each, jumped = make(), make()
+    stats = WorkerStats()
+    for i in range(300):
+        stats = report(stats, 1 + i % 9, 100 * (i % 3), 4, 20.0 + i % 7)
+        each.report("a", stats)
+        if i % 10 == 0:
+            jumped.report("a", stats)
+            target = make_target("a")
+            target.stats = stats
+            decisions = [r.choose(make_request(i), [target, make_target("b")]) for r in (each, jumped)]
+            assert decisions[0] == decisions[1]
+    assert each.pace.token == jumped.pace.token != make().pace.token
 
 
 def test_steps_are_priced_by_what_workers_report() -> None:
@@ -392,12 +409,12 @@ def test_requests_that_failed_teach_nothing() -> None:
 
 def test_the_length_of_answers_is_learned_and_bounded_by_the_request() -> None:
     router, stats = make(), WorkerStats()
-    router.report("a", stats)
+    router.pace.look("a", stats)
     for _ in range(50):
         stats = msgspec.structs.replace(
             stats, output_tokens=stats.output_tokens + 600, finished=stats.finished + 10
         )
-        router.report("a", stats)
+        router.pace.look("a", stats)
     assert router.pace.outputs == pytest.approx(60.0, rel=0.1)
     request = make_request(0)
     for most, expected in ((1000, router.pace.outputs), (5, 5.0)):
@@ -422,9 +439,9 @@ def test_who_has_worked_least_is_preferred_among_equals_only() -> None:
 def test_a_newcomer_is_not_flooded_for_having_done_nothing() -> None:
     router = make(fair_ms=100.0)
     work(router, dict.fromkeys("ab", 1.0), 200)
-    router.report("new", WorkerStats())
+    router.pace.look("new", WorkerStats())
     assert router.pace.shares(["a", "b", "new"]) == pytest.approx([0.0, 0.0, 0.0], abs=0.05)
-    router.report("a", WorkerStats(steps=1))  # it was started again: its counters are
+    router.pace.look("a", WorkerStats(steps=1))  # it was started again: its counters are
     assert router.pace.shares(["a", "b"]) == pytest.approx([0.0, 0.0], abs=0.05)
 
 
@@ -432,10 +449,10 @@ def test_work_long_past_is_forgotten() -> None:
     pace = Pace(10.0, 0.1, 0.1, 200.0)
     for name, hours in (("a", 10), ("b", 1), ("b", 10), ("a", 10)):
         stats = WorkerStats()
-        pace.report(name, stats)
+        pace.look(name, stats)
         for n in range(hours * 60):
-            pace.report(name, WorkerStats(busy_seconds=60.0 * (n + 1)))
-        pace.report(name, WorkerStats(steps=-1))
+            pace.look(name, WorkerStats(busy_seconds=60.0 * (n + 1)))
+        pace.look(name, WorkerStats(steps=-1))
     a, b = pace.shares(["a", "b"])
     assert a > 0.9 and b < -0.9
 
@@ -449,7 +466,7 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     router = make(evicted=1.0)
     for n in range(300):
         target = make_target(f"w{n}", total_blocks=100)
-        router.report(target.worker, WorkerStats())
+        router.pace.look(target.worker, WorkerStats())
         router.choose(make_request(n, 160, f"s{n}"), [target])
     assert len(router._sessions) == 50
     assert router._tokens == sum(tokens for _, tokens in router._sessions.values())
