@@ -30,6 +30,7 @@ OnStep = Callable[[str, str, int, int], None]
 class Order(msgspec.Struct, frozen=True):
     deployment: Deployment
     attach: bool = False  # find workers that run, start none
+    canary: bool = False  # probe workers when they join
 
 
 class Step(msgspec.Struct, tag="step"):
@@ -61,9 +62,14 @@ class StackProcess:
 
     @classmethod
     async def start(
-        cls, deployment: Deployment, on_step: OnStep = lambda *_: None, *, attach: bool = False
+        cls,
+        deployment: Deployment,
+        on_step: OnStep = lambda *_: None,
+        *,
+        attach: bool = False,
+        canary: bool = False,
     ) -> StackProcess:
-        """Returns when it serves. Raises the BienError that stopped it; nothing is left running then."""
+        """Arguments as of `Stack.start`. Returns when it serves. Raises the BienError that stopped it; nothing is left running then."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "bien.replay.stack_process"),
@@ -76,11 +82,15 @@ class StackProcess:
             raise ResourceError(f"the gateway cannot be started: {error.strerror or error}") from None
         stack = cls(process)
         try:
-            await stack._become_ready(Order(deployment, attach), on_step)
+            await stack._become_ready(Order(deployment, attach, canary), on_step)
         except BaseException:
             await stack.stop()
             raise
         return stack
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def wait(self) -> str:
         """Wait for an end that nobody asked for; why, and its last words."""
@@ -192,7 +202,9 @@ async def _serve(send: Callable[[object], None]) -> None:
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, _cancel, task)
     watch = asyncio.create_task(_cancel_at_end(reader, task))
-    stack = await Stack.start(order.deployment, lambda *step: send(Step(*step)), attach=order.attach)
+    stack = await Stack.start(
+        order.deployment, lambda *step: send(Step(*step)), attach=order.attach, canary=order.canary
+    )
     try:
         send(Up(stack.url, stack.model_name, stack.accelerators, stack.workers))
         await watch

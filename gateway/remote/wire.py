@@ -33,7 +33,8 @@ _STORED = (
 )
 _REMOVED = ("block_hashes", "medium", "group_idx")
 _CLEARED = ("medium",)
-_FIELDS = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": _CLEARED}
+# Of events that are arrays, by position behind the tag.
+FIELDS = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": _CLEARED}
 _RANKS = ("data_parallel_rank", "attn_dp_rank")
 
 
@@ -95,7 +96,7 @@ def decode(payload: bytes) -> Message:
     unknown: list[str] = []
     for event in events:
         tag, fields = _named(event)
-        if tag in _FIELDS:
+        if tag in FIELDS:
             found.append(_event(tag, fields))
         else:
             unknown.append(tag)
@@ -107,7 +108,7 @@ def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
         tag, fields = event.get("type"), event
     elif isinstance(event, list) and event:
         tag = event[0]
-        fields = dict(zip(_FIELDS.get(tag, ()) if isinstance(tag, str) else (), event[1:], strict=False))
+        fields = dict(zip(FIELDS.get(tag, ()) if isinstance(tag, str) else (), event[1:], strict=False))
     else:
         raise UndecodableError(f"an event is {event!r:.60}")
     if not isinstance(tag, str):

@@ -81,7 +81,7 @@ class StandIn:
         """The answer: token ids and their texts."""
         return [(ids[-1] + 1 + n, f" {ids[-1] + 1 + n}") for n in range(count)]
 
-    async def over(self, ids: list[int], made: list[int]) -> None:
+    async def over(self, body: dict[str, Any], ids: list[int], made: list[int]) -> None:
         """An answer has ended, or its reader has left."""
 
     # HTTP.
@@ -136,7 +136,7 @@ class StandIn:
                     choice["token_ids"] = [token]
                 await say(self.head(body) | {"choices": [choice]})
         finally:
-            await self.over(ids, made)
+            await self.over(body, ids, made)
         if self.stop is not None:
             token, shows = self.stop
             choice = {"index": 0, "text": "", "finish_reason": "stop", "stop_reason": token}
