@@ -46,6 +46,7 @@ TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "fai
 Terms = tuple[float, float, float, float, float, float, float, float]
 QUEUE = TERMS.index("queue")
 SESSIONS = 100_000  # remembered
+LOOKS = 8  # workers whose counts are looked at for a request
 
 
 class KVAwareConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,6 +78,7 @@ class KVAwareRouter:
         self._sessions: OrderedDict[Key, list[int]] = OrderedDict()  # number of the last request, tokens
         self._tokens = 0  # of all of them
         self._count = 0  # requests
+        self._looked = 0
         self._context = 0.0  # mean prompt
         self._life = 0.0  # mean milliseconds of a request after its first token
 
@@ -119,8 +121,7 @@ class KVAwareRouter:
 
     def _terms(self, request: RouteRequest, targets: Sequence[Target]) -> list[Terms]:
         key, names = (request.tenant, request.session), [t.worker for t in targets]
-        for target in targets:
-            self.pace.look(target.worker, target.stats, learn=self._config.learn)
+        self._look(targets)
         config, prompt, output = self._config, request.prompt_tokens, self._output(request)
         base, token, pair, loaded = self.prices.coefficients
         ahead_price = token + pair * (self._context or prompt)
@@ -151,6 +152,13 @@ class KVAwareRouter:
                 )
             )
         return found
+
+    def _look(self, targets: Sequence[Target]) -> None:
+        # A few in turn: with many workers that all step between two requests, learning must stay cheap.
+        for i in range(self._looked, self._looked + min(LOOKS, len(targets))):
+            target = targets[i % len(targets)]
+            self.pace.look(target.worker, target.stats, learn=self._config.learn)
+        self._looked += LOOKS
 
     def _room(self, target: Target, there: int, need: int) -> float:
         info, stats = target.info, target.stats
