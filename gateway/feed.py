@@ -18,7 +18,7 @@ from bien.gateway.metrics import Totals
 
 log = logging.getLogger("bien.gateway")
 PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between snapshots that did not suffice
-STORED = 3  # attempts with the store, which is a little behind, before the worker is asked
+STORED = 4  # attempts with the store, which is a little behind, before the worker is asked
 T = TypeVar("T")
 
 

@@ -36,12 +36,12 @@ return {state, first[1] and first[1][1] or '', last[1] and last[1][1] or '0-0',
 
 APPEND = """
 -- KEYS lease, events
--- ARGV generation, most entries, number of the last batch, keep ms, entry
+-- ARGV generation, most entries, number of the last batch, keep ms ("": it is known to expire), entry
 local held = redis.call('HGET', KEYS[1], 'generation')
 if held ~= ARGV[1] then return {held and 'fenced' or 'lost', held or ''} end
 local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'd', ARGV[5])
 redis.call('HSET', KEYS[1], 'seq', ARGV[3])
-if redis.call('PTTL', KEYS[2]) < 0 then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
+if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
 return {'held', id}
 """
 

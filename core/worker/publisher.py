@@ -77,6 +77,7 @@ class Publisher:
         self._held = False  # the lease is ours, as far as we know
         self._taking = True  # the first claim takes the lease from an older life
         self._renewal = 0.0  # when the lease is to be renewed
+        self._expires = False  # the stream, since this turn's claim
         self._seq = 0  # of the newest batch in the stream
         self._at = "0-0"  # id of the newest entry of ours
         self._snapshot_at = ""  # the same when the last snapshot was written; "": there is none
@@ -193,7 +194,7 @@ class Publisher:
         await ask(self._client.zadd(fps, {self._info.fp: now}))
         await ask(self._client.zremrangebyscore(fps, "-inf", now - keep))
         await ask(self._client.pexpire(fps, keep))
-        self._taking = False
+        self._taking = self._expires = False
         self._held = True
         if not self.connected:
             self.connected = True
@@ -235,10 +236,11 @@ class Publisher:
                 self._info.generation,
                 self._to.stream_entries,
                 batches[-1].seq,
-                _ms(self._to.keep_seconds),
+                "" if self._expires else _ms(self._to.keep_seconds),
                 entry,
             )
             self._at = self._checked(answer)
+            self._expires = True
             self._seq = batches[-1].seq
             self._since_entries += 1
             self._since_bytes += len(entry)

@@ -1,12 +1,13 @@
 """What the index in Redis costs beside the memory index: CPU per event batch and per routing decision.
 
 python -m bien.replay.bench.index [--workers 8] [--rate 50] [--seconds 5] [--blocks 16] [--prompt 1600]
-    [--redis URL]
+    [--requests 2000] [--request-rate 100] [--redis URL]
 
 Workers of a process of their own publish `rate` batches per second each; the measured process applies the
 same batches as frames, and with index `redis` follows the stream as well. Each batch stores `blocks` blocks.
 A decision asks for the overlaps of a chain of `prompt` blocks with every worker. Without --redis a private
-server is started. Times are CPU times of one process each, so they hold on a busy machine.
+server is started. Then what Redis spends on one routed request, all told (index_requests.py).
+Times are CPU times of one process each, so they hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from bien.core.providers import Context
 from bien.core.worker.messages import Snapshot, WorkerInfo
 from bien.core.worker.published import Publication
 from bien.core.worker.publisher import Publisher
-from bien.core.worker.redis_link import redis_client
+from bien.core.worker.redis_link import close_redis, redis_client
 from bien.gateway.index import DurableIndex, KVIndex
+from bien.replay.bench.index_requests import per_request
 from bien.replay.redis_server import RedisServer
 from bien.replay.run import new_loop
 
@@ -157,8 +159,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         redis, published = await _beside("redis", url, args)
         after = await client.info("cpu")
         memory, made = await _beside("memory", url, args)
+        requests = await per_request(url, args.request_rate, args.requests) if args.requests else {}
     finally:
-        await client.aclose()
+        await close_redis(client)
         if server is not None:
             await server.stop()
     batches = args.workers * int(args.rate * args.seconds)
@@ -173,6 +176,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         ),
         "publishing_us_per_batch": round(1e6 * (published - made) / batches, 1),
         "redis_server_us_per_batch": round(1e6 * used / batches, 1),
+        "per_routed_request": requests,
     }
 
 
@@ -187,6 +191,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--blocks", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1600)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--request-rate", type=float, default=100.0)
     parser.add_argument("--redis", default="")
     with asyncio.Runner(loop_factory=new_loop) as runner:
         json.dump(runner.run(measure(parser.parse_args())), sys.stdout)

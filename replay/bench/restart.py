@@ -204,7 +204,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             server.append(await RedisServer.start())
             opened.push_async_callback(lambda: server[0].stop())
         url = args.redis or server[0].url
-        of = deployment(folder / "toy", url, args.workers, 1 << 17, step_ms=2.0, token_ms=0.02)
+        of = deployment(folder / "toy", url, args.workers, 1 << 17, 3.0, step_ms=2.0, token_ms=0.02)
         fleet = await Fleet.open(of, args.gateways)
         opened.push_async_callback(fleet.close)
         found = PluginManager.load("").find("kv_index", "memory").provider

@@ -25,9 +25,11 @@ BLOCK = 16
 WARM_SECONDS = 10.0
 
 
-def deployment(model: Path, url: str, workers: int, kv_tokens: int, **executor: float) -> Deployment:
-    """Workers with real engines, whose executors only wait."""
-    index = Selection("redis", {"url": url, "lease_seconds": 3.0, "on_failure": "mirror"})
+def deployment(
+    model: Path, url: str, workers: int, kv_tokens: int, lease: float, **executor: float
+) -> Deployment:
+    """Workers with real engines, whose executors only wait; `lease` in seconds."""
+    index = Selection("redis", {"url": url, "lease_seconds": lease, "on_failure": "mirror"})
     gateway = GatewaySpec(secret="restart", kv_index=index)
     pool = PoolSpec(
         count=workers,

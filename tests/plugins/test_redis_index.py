@@ -201,7 +201,7 @@ async def test_a_connected_worker_that_has_fallen_silent_is_caught_up_with(serve
     index = await started(server.url)
     worker = PublishingWorker(index.publication, make_info())
     index.join(worker.info)
-    worker.tell(stored(blocks[:1]))
+    assert index.apply(worker.tell(stored(blocks[:1])))
     await until(lambda: index.leased == 1 and worker.publisher._snapshot_at not in ("", "0-0"))
     worker.tell(stored(blocks[1:2], blocks[0]), lose=True)
     worker.tell(stored(blocks[2:4], blocks[1]))

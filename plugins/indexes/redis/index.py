@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from bien.core.api import Context, EventBatch, KVEvent, ResourceError
 from bien.gateway.api import (
@@ -24,12 +23,12 @@ from bien.gateway.api import (
     fps_key,
     read_batches,
     read_entry,
-    read_lease,
     run_script,
 )
 from bien.plugins.indexes._mirror import Mirror
 from bien.plugins.indexes._mirror.metrics import MirrorCollector
 from bien.plugins.indexes.redis import RedisConfig
+from bien.plugins.indexes.redis.leases import Leases
 from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.metrics import IndexCollector
 from bien.plugins.indexes.redis.reserve import Reserver
@@ -54,6 +53,7 @@ class RedisIndex:
         self._clock = ctx.clock
         self._mirror = Mirror(ctx.clock, config.table)
         self._link = Link(config.url, config.timeout_seconds, ctx.clock)
+        self._leases = Leases(self._link, config.namespace, self._unreadable)
         self._starts = Starts(self._link, config.namespace, self._unreadable)
         self.reserver = Reserver(self._link, config, ctx)
         self._watched: dict[str, Watched] = {}
@@ -175,17 +175,11 @@ class RedisIndex:
         return True
 
     async def leases(self) -> list[Lease]:
-        client: Any = self._link.client
-        found: list[Lease] = []
         try:
-            for name in await ask(client.zrange(fps_key(self._config.namespace), 0, -1)):
-                keys = Keys(self._config.namespace, name.decode(errors="replace"))
-                ids = await ask(client.zrange(keys.workers, 0, -1))
-                names = [keys.lease(id.decode(errors="replace")) for id in ids]
-                found += filter(None, await self._read_leases(names))
+            return await self._leases.all()
         except self._link.trouble as error:
             self._failed(error)
-        return found
+            return []
 
     async def stop(self) -> None:
         tasks = [t for t in (self._task, *self._heals.values()) if t is not None]
@@ -229,8 +223,13 @@ class RedisIndex:
         while True:
             try:
                 fps = {w.info.fp for w in self._watched.values()}
+                # Frames of connected workers say the same, and sooner.
+                followed = {w.info.fp for w in self._watched.values() if not w.connected}
                 for fp in fps:
-                    await self._follow(fp)
+                    if fp in followed:
+                        await self._follow(fp)
+                    else:
+                        self._cursors[fp] = ""
                 if self._config.reservations:
                     await self.reserver.tick(fps)
                 if self._clock.time() >= self._check_at:
@@ -307,7 +306,7 @@ class RedisIndex:
         """Leases that came, went, or are another life's; mirrors that are behind what was published."""
         watched = list(self._watched.values())
         names = [Keys(self._config.namespace, w.info.fp).lease(w.info.id) for w in watched]
-        for w, lease in zip(watched, await self._read_leases(names), strict=True):
+        for w, lease in zip(watched, await self._leases.read(names), strict=True):
             if self._watched.get(w.info.id) is w:
                 self._compare(w, lease)
         for fp in {w.info.fp for w in watched}:
@@ -340,25 +339,6 @@ class RedisIndex:
         cursor = self._cursors.get(fp, "")
         if cursor and (not newest or order(newest[0][0].decode()) < order(cursor)):
             self._cursors[fp] = "0-0"
-
-    async def _read_leases(self, names: list[str]) -> list[Lease | None]:
-        pipe: Any = self._link.client.pipeline(transaction=False)
-        for name in names:
-            pipe.hgetall(name)
-        leases: list[Lease | None] = []
-        for fields in await ask(pipe.execute(raise_on_error=False)) if names else ():
-            lease = None
-            if isinstance(fields, Exception):
-                if not str(fields).startswith("WRONGTYPE"):
-                    raise fields
-                self._unreadable(fields)
-            elif fields:
-                try:
-                    lease = read_lease(fields)
-                except DecodingError as error:
-                    self._unreadable(error)
-            leases.append(lease)
-        return leases
 
     def _heal(self, worker: str) -> None:
         """Restore it beside all else."""
