@@ -54,7 +54,8 @@ def make_target(name: str, overlap: int = 0, inflight: int = 0, tokens: int = 0,
 
 
 def random_case(rng: random.Random, n: int) -> tuple[RouteRequest, list[Target]]:
-    """A request and one to eight targets; overlaps are whole blocks, short of the last token."""
+    """A request and one to eight targets; overlaps are whole blocks, short of the last token, and so is what
+    can be loaded beyond them, at some targets."""
     request = make_request(n, rng.randint(1, 4000), f"s{rng.randint(0, 5)}")
     whole = (request.prompt_tokens - 1) // BLOCK
     targets = []
@@ -62,9 +63,14 @@ def random_case(rng: random.Random, n: int) -> tuple[RouteRequest, list[Target]]
         overlap = BLOCK * rng.choice([0, whole, rng.randint(0, whole)])
         load = {"running": rng.randint(0, 8), "waiting": rng.randint(0, 3)}
         queued = rng.choice([0, rng.randint(0, 9000)])
-        targets.append(
-            make_target(name, overlap, rng.randint(0, 8), rng.randint(0, 2000), queued_tokens=queued, **load)
+        total = rng.choice([0, 200, 400])
+        used = rng.randint(0, total // 2)
+        load |= {"used_blocks": used, "cached_blocks": rng.randint(0, total - used), "total_blocks": total}
+        target = make_target(
+            name, overlap, rng.randint(0, 8), rng.randint(0, 2000), queued_tokens=queued, **load
         )
+        target.loadable = rng.choice([0, BLOCK * rng.randint(0, whole - overlap // BLOCK)])
+        targets.append(target)
     return request, targets
 
 
@@ -100,9 +106,39 @@ class RouterSuite:
     def test_predicts_no_more_than_the_index_says(self) -> None:
         """Parity of predicted and actual cached tokens is an alarm; a router must not spoil it."""
         for decision, _, targets in self._decisions(3):
-            overlap, said = targets[decision.target].overlap, decision.predicted_cached
+            target, said = targets[decision.target], decision.predicted_cached
+            most = target.overlap + target.loadable
             assert type(said) is int, f"Decision.predicted_cached is {said!r}; valid: an int"
-            assert 0 <= said <= overlap, f"predicted_cached {said} where the overlap is {overlap}"
+            assert 0 <= said <= most, f"predicted_cached {said} where overlap and loadable are {most}"
+
+    def test_predicts_what_a_slower_tier_holds(self) -> None:
+        """Engines count what they load as cached: a router that leaves it out is never right."""
+        router = self.build(random.Random(10))
+        for n in range(20):
+            target = make_target("a", 20 * BLOCK)
+            target.loadable = n * BLOCK
+            said = _choose(router, make_request(n), [target]).predicted_cached
+            most = target.overlap + target.loadable
+            assert said == most, f"predicted_cached {said} where overlap and loadable are {most}"
+        router.close()
+
+    def test_a_worker_may_come_back_with_an_empty_cache(self) -> None:
+        """Under its old name, in another generation, its counters at zero."""
+        router = self.build(random.Random(11))
+        for n in range(60):
+            worn = n % 20
+            targets = [
+                make_target(name, steps=worn, output_tokens=9 * worn, finished=worn, total_blocks=100)
+                for name in "ab"
+            ]
+            for target in targets:
+                generation = f"{target.worker}.{n // 20}"
+                target.info = msgspec.structs.replace(target.info, generation=generation)
+            request = make_request(n, session=f"s{n % 7}")
+            decision = _choose(router, request, targets)
+            assert 0 <= decision.target < 2 and decision.predicted_cached == 0, f"{decision} of empty caches"
+            _inform(router, decision, request, targets, n)
+        router.close()
 
     def test_changes_nothing_that_it_is_given(self) -> None:
         router = self.build(random.Random(4))

@@ -17,6 +17,10 @@ from bien.gateway.routing import Decision, Outcome, Router, RouteRequest, Target
 from bien.gateway.testing import RouterSuite
 
 
+def held(target: Target) -> int:
+    return target.overlap + target.loadable
+
+
 class Sound:
     """Most overlap, then least load, then by lot."""
 
@@ -27,13 +31,47 @@ class Sound:
         score = [(-t.overlap, t.inflight) for t in targets]
         best = [i for i, s in enumerate(score) if s == min(score)]
         at = self.rng.choice(best)
-        return Decision(at, targets[at].overlap, {"overlap": float(targets[at].overlap)})
+        return Decision(at, held(targets[at]), {"overlap": float(targets[at].overlap)})
 
     def observe(self, decision: Decision, outcome: Outcome) -> None: ...
 
     def report(self, worker: str, stats: WorkerStats) -> None: ...
 
     def close(self) -> None: ...
+
+
+class SeesOneTier(Sound):
+    def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
+        at = super().choose(request, targets).target
+        return Decision(at, targets[at].overlap)
+
+
+class RemembersTheDead(Sound):
+    """Believes its own history instead of the index."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.sent: dict[tuple[str, str], int] = {}
+
+    def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
+        at = super().choose(request, targets).target
+        key = request.session, targets[at].worker
+        cached = max(held(targets[at]), self.sent.get(key, 0))
+        self.sent[key] = request.prompt_tokens // 16 * 16
+        return Decision(at, cached)
+
+
+class CountsOnly(Sound):
+    """Takes it that cumulative counts never fall."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.last: dict[str, int] = {}
+
+    def report(self, worker: str, stats: WorkerStats) -> None:
+        before, self.last[worker] = self.last.get(worker, 0), stats.steps
+        if stats.steps < before:
+            raise ValueError("a worker went back in time")
 
 
 class OutOfRange(Sound):
@@ -53,7 +91,7 @@ class ClingsToTheDead(Sound):
 
     def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
         at = self.homes.setdefault(request.session, super().choose(request, targets).target)
-        return Decision(at, targets[at].overlap if at < len(targets) else 0)
+        return Decision(at, held(targets[at]) if at < len(targets) else 0)
 
 
 class Mutates(Sound):
@@ -157,6 +195,9 @@ def test_a_sound_router_passes() -> None:
         (Boasts, "test_predicts_no_more_than_the_index_says"),
         (PrefersTheFirst, "test_ties_are_fair"),
         (Lopsided, "test_ties_are_fair"),
+        (SeesOneTier, "test_predicts_what_a_slower_tier_holds"),
+        (RemembersTheDead, "test_a_worker_may_come_back_with_an_empty_cache"),
+        (CountsOnly, "test_a_worker_may_come_back_with_an_empty_cache"),
         (Secretive, "test_reasons_can_be_exported"),
         (Presumes, "test_hears_of_workers_that_it_never_chose"),
     ],
