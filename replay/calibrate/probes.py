@@ -14,7 +14,8 @@ from bien.traces.model import Session, Stream, Turn
 ANSWER = 12  # tokens: decode steps of a batch before its first sequence ends
 TURNS = 3
 SHORTEST = 32  # tokens of a first prompt
-APART = 1 << 24  # virtual ids between sessions
+EACH = 8  # up to so many sessions, every number of them is a batch
+SHORT = 2  # lengths of prompts for numbers that are no power of two
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -34,19 +35,28 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 def batches(reach: Reach) -> list[Batch]:
-    """Powers of two of sessions, prompts four times as long each time; where they ask for more than
-    `reach.tokens`, the dearest are left out. UserError: the engine holds too little for any."""
+    """Every number of sessions up to eight, then steps of half an octave (kernels have their own ideas of
+    which numbers are alike); prompts four times as long each time, short ones only for what is no power of
+    two. Where they ask for more than `reach.tokens`, the dearest are left out. UserError: the engine holds too
+    little for any."""
     longest = _longest_prompt(min(reach.context, reach.cache))
     if longest < SHORTEST:
         raise UserError(
             f"an engine with room for {max(0, reach.context)} tokens of a session and {reach.cache} of all "
             f"is too small to calibrate; valid: {_tokens(SHORTEST)} tokens or more"
         )
-    rows = sorted({*(2**i for i in range(int(math.log2(reach.sessions)) + 1)), reach.sessions})
+    octaves = [2**i for i in range(int(math.log2(reach.sessions)) + 1)]
+    between = [*range(3, EACH), *(3 * n // 2 for n in octaves if n >= EACH)]
+    rows = sorted({*octaves, *(n for n in between if n < reach.sessions), reach.sessions})
     lengths = [SHORTEST]
     while lengths[-1] < longest:
         lengths.append(min(longest, 4 * lengths[-1]))
-    found = [Batch(n, c) for n in rows for c in lengths if n * _tokens(c) <= reach.cache]
+    found = [
+        Batch(n, c)
+        for n in rows
+        for c in (lengths if n in octaves or n == reach.sessions else lengths[:SHORT])
+        if n * _tokens(c) <= reach.cache
+    ]
     # Each size costs; of what exceeds the budget the dearest goes, but one of each extreme stays.
     while sum(_cost(b) for b in found) > reach.tokens:
         spare = [b for b in found if b.sessions > 1 and b.prompt > SHORTEST]
