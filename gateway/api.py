@@ -14,7 +14,10 @@ from bien.core.worker.published import (
     read_batches,
     read_entry,
     read_lease,
+    read_seqs,
     read_snapshot,
+    seq_field,
+    seq_fields,
 )
 from bien.core.worker.redis_link import (
     ask,
@@ -79,8 +82,11 @@ __all__ = [
     "read_batches",
     "read_entry",
     "read_lease",
+    "read_seqs",
     "read_snapshot",
     "redis_client",
     "redis_trouble",
     "run_script",
+    "seq_field",
+    "seq_fields",
 ]

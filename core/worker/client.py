@@ -41,8 +41,8 @@ class WorkerClient(Protocol):
         """Stop a request; its KV is free within one step. No further output follows. Unknown: ignored."""
         ...
 
-    async def snapshot(self) -> Snapshot:
-        """All cached blocks, for an index that starts or lost its place."""
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
+        """All cached blocks of one engine, for an index that starts or lost its place."""
         ...
 
     def catch_up(self) -> None:

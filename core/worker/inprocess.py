@@ -74,7 +74,7 @@ class InProcessClient:
         id = self._requests.remove(0, rid)  # the step under way has no output for it any more
         self._post(lambda: self._drop(rid) if id is None else self.engine.abort(id))
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
         self.catch_up()
         self._emit(self.engine.flush())
         return self._frames.snapshot(self.engine.snapshot())

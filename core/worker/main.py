@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +102,9 @@ async def _serve(
     if start.publication is not None:
         from bien.core.worker.publisher import Publisher
 
-        ask = partial(server.engine.snapshot, PUBLISHER)
+        def ask(dp_rank: int) -> None:  # this process has one engine
+            server.engine.snapshot(PUBLISHER)
+
         server.publisher = Publisher(start.publication, built.info, host, port, ask)
         server.publisher.start()
     server.engine.start()

@@ -93,7 +93,7 @@ class FrameMaker:
 
     def snapshot(self, events: list[KVEvent]) -> Snapshot:
         """`events` must hold what the batches numbered so far have led to, no more and no less."""
-        return Snapshot(self._generation, self.seq, events)
+        return Snapshot(self._generation, self.seq, events, self._dp_rank)
 
     def _batch(self, events: list[KVEvent]) -> EventBatch | None:
         if not events:

@@ -119,7 +119,7 @@ class Abort(msgspec.Struct, array_like=True, tag="abort"):
 
 
 class SnapshotRequest(msgspec.Struct, array_like=True, tag="snapshot?"):
-    pass
+    dp_rank: int = 0
 
 
 class Snapshot(msgspec.Struct, array_like=True, tag="snapshot"):
@@ -128,6 +128,7 @@ class Snapshot(msgspec.Struct, array_like=True, tag="snapshot"):
     generation: str
     seq: int
     events: list[KVEvent] = []
+    dp_rank: int = 0
 
 
 class StepFrame(msgspec.Struct, array_like=True, tag="step"):

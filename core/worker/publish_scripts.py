@@ -6,7 +6,8 @@ from __future__ import annotations
 CLAIM = """
 -- KEYS lease, snapshot, events, workers
 -- ARGV generation, lease ms, keep ms, take ("1": from whoever holds it), worker, most bytes of the stream,
---      then fields and values of the lease
+--      how many fields of batch numbers, these, then fields and values of the lease
+-- Among others: the numbers that stood there, "0" where the lease is new
 local held = redis.call('HGET', KEYS[1], 'generation')
 if held and held ~= ARGV[1] and ARGV[4] == '0' then return {'fenced', held} end
 local state = 'held'
@@ -14,8 +15,11 @@ if held ~= ARGV[1] then  -- it had expired, or was another life's
   redis.call('DEL', KEYS[1], KEYS[2])
   state = 'new'
 end
-local seq = state == 'held' and redis.call('HGET', KEYS[1], 'seq') or '0'
-redis.call('HSET', KEYS[1], unpack(ARGV, 7))
+local seqs, first = {}, 8 + ARGV[7]
+for i = 8, first - 1 do
+  seqs[i - 7] = state == 'held' and redis.call('HGET', KEYS[1], ARGV[i]) or '0'
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, first))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 for key = 2, 3 do redis.call('PEXPIRE', KEYS[key], ARGV[3]) end
 local now = redis.call('TIME')
@@ -28,20 +32,21 @@ if type(used) == 'number' and used > tonumber(ARGV[6]) then
   local length = redis.call('XLEN', KEYS[3])
   redis.call('XTRIM', KEYS[3], 'MAXLEN', math.floor(length * ARGV[6] / used * 0.75))
 end
-local first = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
+local oldest = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
 local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
-return {state, first[1] and first[1][1] or '', last[1] and last[1][1] or '0-0',
-        redis.call('EXISTS', KEYS[2]), ms, seq}
+return {state, oldest[1] and oldest[1][1] or '', last[1] and last[1][1] or '0-0',
+        redis.call('EXISTS', KEYS[2]), ms, seqs}
 """
 
 APPEND = """
 -- KEYS lease, events
--- ARGV generation, most entries, number of the last batch, keep ms ("": it is known to expire), entry
+-- ARGV generation, most entries, field and number of the last batch, keep ms ("": it is known to expire),
+--      entry
 local held = redis.call('HGET', KEYS[1], 'generation')
 if held ~= ARGV[1] then return {held and 'fenced' or 'lost', held or ''} end
-local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'd', ARGV[5])
-redis.call('HSET', KEYS[1], 'seq', ARGV[3])
-if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
+local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'd', ARGV[6])
+redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
+if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[2], ARGV[5]) end
 return {'held', id}
 """
 

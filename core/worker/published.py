@@ -76,7 +76,7 @@ class Lease(msgspec.Struct, frozen=True):
     info: WorkerInfo
     host: str
     port: int
-    seq: int  # of the newest batch in the stream
+    seqs: tuple[int, ...]  # of each rank: the number of its newest batch in the stream
 
 
 class StoredEvent(msgspec.Struct, gc=False, omit_defaults=True):
@@ -127,8 +127,14 @@ _entry = msgspec.msgpack.Decoder(Entry)
 _snapshot = msgspec.msgpack.Decoder(StoredSnapshot)
 
 
-def lease_fields(info: WorkerInfo, host: str, port: int, seq: int) -> dict[str, str]:
-    """The lease as a hash; what a script or a person may look for has a field of its own."""
+def seq_field(dp_rank: int) -> str:
+    """Of a lease: where the number of a rank's newest batch stands."""
+    return f"seq:{dp_rank}" if dp_rank else "seq"
+
+
+def lease_fields(info: WorkerInfo, host: str, port: int, *seqs: int) -> dict[str, str]:
+    """The lease as a hash, with a number for each rank; what a script or a person may look for has a field
+    of its own."""
     return {
         "v": str(VERSION),
         "generation": info.generation,
@@ -138,9 +144,18 @@ def lease_fields(info: WorkerInfo, host: str, port: int, seq: int) -> dict[str, 
         "groups": ",".join(info.group_kinds),
         "capacity": ",".join(map(str, info.group_blocks)),  # blocks of each group
         "tiers": ",".join(info.tiers),
-        "seq": str(seq),
+        **{seq_field(rank): str(seq) for rank, seq in enumerate(seqs)},
         "info": msgspec.json.encode(msgspec.structs.asdict(info)).decode(),
     }
+
+
+def seq_fields(info: WorkerInfo) -> list[str]:
+    return [seq_field(rank) for rank in range(info.dp_ranks)]
+
+
+def read_seqs(values: Iterable[bytes]) -> tuple[int, ...]:
+    """ValueError or TypeError for others than `seq_fields` have."""
+    return tuple(map(int, values))
 
 
 def read_lease(fields: Mapping[bytes, bytes]) -> Lease:
@@ -152,7 +167,7 @@ def read_lease(fields: Mapping[bytes, bytes]) -> Lease:
         info = msgspec.convert(_by_position(msgspec.json.decode(fields[b"info"])), WorkerInfo)
         if info.generation != fields[b"generation"].decode():
             raise DecodingError("a lease of two generations")
-        return Lease(info, host, int(port), int(fields[b"seq"]))
+        return Lease(info, host, int(port), read_seqs([fields[n.encode()] for n in seq_fields(info)]))
     except (KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
         raise DecodingError(f"a lease that cannot be read: {error!r}") from None
 
@@ -194,6 +209,7 @@ def read_batches(entry: Entry, groups: int) -> list[EventBatch]:
 
 
 def write_snapshot(snapshot: Snapshot, at: str) -> bytes:
+    """Without its rank, which its field names."""
     stored = _stored(snapshot.events)
     return _encoder.encode(
         StoredSnapshot(generation=snapshot.generation, seq=snapshot.seq, at=at, events=stored)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bien.core.clock import WallClock
@@ -20,9 +20,13 @@ from bien.core.worker.published import (
     Publication,
     fps_key,
     lease_fields,
+    read_seqs,
+    seq_field,
+    seq_fields,
     write_entry,
     write_snapshot,
 )
+from bien.core.worker.published_rank import Rank
 from bien.core.worker.redis_link import (
     ask,
     close_redis,
@@ -36,8 +40,6 @@ from bien.core.worker.threads import in_thread
 
 MAX_KEPT = 8 << 20  # bytes of hashes that wait for Redis
 MAX_ENTRY = 1 << 20  # bytes of hashes in one entry
-SNAPSHOT_ENTRIES = 1024  # after so many a new snapshot is due,
-SNAPSHOT_BYTES = 1 << 16  # or when the events since the last one weigh twice as much as it, at least this
 EVENT_BYTES = 64  # of an event without its hashes
 PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds between attempts to reach a Redis that is away
 log = logging.getLogger("bien.worker")
@@ -53,9 +55,10 @@ class Lost(Exception):
 
 class Publisher:
     def __init__(
-        self, to: Publication, info: WorkerInfo, host: str, port: int, ask_snapshot: Callable[[], None]
+        self, to: Publication, info: WorkerInfo, host: str, port: int, ask_snapshot: Callable[[int], None]
     ) -> None:
-        """`ask_snapshot` is answered by `snapshot`, some time later, in order with the batches."""
+        """`ask_snapshot`, of a rank, is answered by `snapshot` some time later, in order with the batches."""
+        self.ranks = [Rank(number) for number in range(info.dp_ranks)]
         self.failures = 0  # commands that failed
         self.dropped = 0  # batches that a snapshot had to replace
         self.connected = False
@@ -71,19 +74,11 @@ class Publisher:
         self._wake = asyncio.Event()
         self._kept: list[EventBatch] = []  # not in the stream yet
         self._kept_bytes = 0
-        self._taken: tuple[Snapshot, str] | None = None  # not written yet; what follows it lies behind the id
-        self._asked = False  # a snapshot is on its way
-        self._least = 0  # a snapshot must hold this batch: it was dropped
         self._held = False  # the lease is ours, as far as we know
         self._taking = True  # the first claim takes the lease from an older life
         self._renewal = 0.0  # when the lease is to be renewed
         self._expires = False  # the stream, since this turn's claim
-        self._seq = 0  # of the newest batch in the stream
         self._at = "0-0"  # id of the newest entry of ours
-        self._snapshot_at = ""  # the same when the last snapshot was written; "": there is none
-        self._snapshot_bytes = 0
-        self._since_entries = 0  # since the last snapshot, as are the next
-        self._since_bytes = 0
         self._warned = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -96,16 +91,18 @@ class Publisher:
         self._kept_bytes += _weight(batch)
         if self._kept_bytes > MAX_KEPT:
             self.dropped += len(self._kept)
-            self._least = batch.seq
+            for dropped in self._kept:
+                rank = self.ranks[dropped.dp_rank]
+                rank.least, rank.snapshot_at = dropped.seq, ""
             self._kept, self._kept_bytes = [], 0
-            self._snapshot_at = ""
         if self._held:
             self._wake.set()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """What was asked for."""
-        self._asked = False
-        self._taken = snapshot, self._at
+        rank = self.ranks[snapshot.dp_rank]
+        rank.asked = False
+        rank.taken = snapshot, self._at
         self._wake.set()
 
     async def close(self) -> None:
@@ -155,12 +152,13 @@ class Publisher:
         if self._clock.time() >= self._renewal:
             await self._claim()
         await self._flush()
-        if self._taken is not None:
-            await self._write_snapshot()
-        elif self._snapshot_due():
-            self._asked = True
-            self._ask_snapshot()
-        if self._kept or self._taken is not None:
+        for rank in self.ranks:
+            if rank.taken is not None:
+                await self._write_snapshot(rank, *rank.taken)
+            elif rank.due:
+                rank.asked = True
+                self._ask_snapshot(rank.number)
+        if self._kept or any(rank.taken is not None for rank in self.ranks):
             return
         self._wake.clear()
         try:
@@ -172,7 +170,8 @@ class Publisher:
 
     async def _claim(self) -> None:
         to, keys, id = self._to, self._keys, self._info.id
-        fields = lease_fields(self._info, self._host, self._port, self._seq)
+        fields = lease_fields(self._info, self._host, self._port, *(rank.seq for rank in self.ranks))
+        seqs = seq_fields(self._info)
         answer = await self._script(
             CLAIM,
             (keys.lease(id), keys.snapshot(id), keys.events, keys.workers),
@@ -182,13 +181,15 @@ class Publisher:
             "1" if self._taking else "0",
             id,
             to.stream_bytes,
+            len(seqs),
+            *seqs,
             *(part for pair in fields.items() for part in pair),
         )
         state = answer[0].decode()
         if state == "fenced":
             raise Fenced(answer[1].decode(errors="replace"))
         first, last, kept, now = answer[1].decode(), answer[2].decode(), answer[3], int(answer[4])
-        there = int(answer[5])
+        there = read_seqs(answer[5])
         # Another slot of a cluster than the rest: not in the script.
         fps, keep = fps_key(to.namespace), _ms(to.keep_seconds)
         await ask(self._client.zadd(fps, {self._info.fp: now}))
@@ -202,65 +203,71 @@ class Publisher:
                 log.warning("worker %r publishes again", id)
                 self._warned = ""
         self._renewal = self._clock.time() + to.lease_seconds / 3
-        if state == "new":  # whatever lies there of this worker is another life's
-            self._snapshot_at, self._taken = "", None
-            self._at = last
-        elif there < self._seq or _order(last) < _order(self._at):
-            # An older copy has taken the server's place: batches that we have written are not in it.
-            self._snapshot_at = ""
-            self._at = last
-            if self._taken is not None:
-                self._taken = self._taken[0], last
-        elif (not kept and self._snapshot_bytes) or self._trimmed(first):
-            self._snapshot_at = ""
+        self._check_ranks(state == "new", first, last, bool(kept), there)
 
-    def _trimmed(self, first: str) -> bool:
-        """Whether entries behind our snapshot may be gone from the stream, which begins at `first`."""
-        if not self._since_entries or not self._snapshot_at:
+    def _check_ranks(self, new: bool, first: str, last: str, kept: bool, there: Sequence[int]) -> None:
+        """Ask for snapshots where those that lie there, or what follows them, are not what we have written.
+        The stream holds the ids `first` to `last`, the lease the numbers `there`."""
+        older = _order(last) < _order(self._at)
+        lost = older or any(seq < rank.seq for seq, rank in zip(there, self.ranks, strict=True))
+        if new or lost:
+            self._at = last
+        for rank in self.ranks:
+            if new:  # whatever lies there of this worker is another life's
+                rank.snapshot_at, rank.taken = "", None
+            elif lost:  # an older copy has taken the server's place
+                rank.snapshot_at = ""
+                if rank.taken is not None:
+                    rank.taken = rank.taken[0], last
+            elif (not kept and rank.snapshot_bytes) or self._trimmed(rank, first):
+                rank.snapshot_at = ""
+
+    def _trimmed(self, rank: Rank, first: str) -> bool:
+        """Whether entries behind its snapshot may be gone from the stream, which begins at `first`."""
+        if not rank.since_entries or not rank.snapshot_at:
             return False
-        return not first or _order(first) > _order(self._snapshot_at)
+        return not first or _order(first) > _order(rank.snapshot_at)
 
     async def _flush(self) -> None:
         while self._kept:
-            count = weight = 0
-            while count < len(self._kept) and (not count or weight < MAX_ENTRY):
-                weight += _weight(self._kept[count])
-                count += 1
-                if count < len(self._kept) and self._kept[count].seq != self._kept[count - 1].seq + 1:
-                    break  # what lies between was dropped
-            batches = self._kept[:count]
+            kept, batches = self._kept, self._next()
+            rank = self.ranks[batches[0].dp_rank]
             entry = write_entry(batches)
             answer = await self._script(
                 APPEND,
                 (self._keys.lease(self._info.id), self._keys.events),
                 self._info.generation,
                 self._to.stream_entries,
+                seq_field(rank.number),
                 batches[-1].seq,
                 "" if self._expires else _ms(self._to.keep_seconds),
                 entry,
             )
             self._at = self._checked(answer)
             self._expires = True
-            self._seq = batches[-1].seq
-            self._since_entries += 1
-            self._since_bytes += len(entry)
-            if self._kept[:1] == batches[:1]:  # else all was dropped meanwhile
-                del self._kept[:count]
-                self._kept_bytes -= weight
+            rank.seq = batches[-1].seq
+            rank.since_entries += 1
+            rank.since_bytes += len(entry)
+            if self._kept is kept:  # else all was dropped meanwhile
+                written = set(map(id, batches))
+                self._kept = [batch for batch in kept if id(batch) not in written]
+                self._kept_bytes -= sum(map(_weight, batches))
 
-    def _snapshot_due(self) -> bool:
-        if self._asked:
-            return False
-        return (
-            not self._snapshot_at
-            or self._since_entries >= SNAPSHOT_ENTRIES
-            or self._since_bytes > max(SNAPSHOT_BYTES, 2 * self._snapshot_bytes)
-        )
+    def _next(self) -> list[EventBatch]:
+        """Of the rank of the oldest batch: as many as follow each other and make one entry."""
+        found: list[EventBatch] = []
+        weight = 0
+        for batch in self._kept:
+            if found and batch.dp_rank != found[0].dp_rank:
+                continue
+            if found and (weight >= MAX_ENTRY or batch.seq != found[-1].seq + 1):
+                break  # or what lies between was dropped
+            found.append(batch)
+            weight += _weight(batch)
+        return found
 
-    async def _write_snapshot(self) -> None:
-        taken = self._taken
-        assert taken is not None
-        snapshot, at = taken
+    async def _write_snapshot(self, rank: Rank, snapshot: Snapshot, at: str) -> None:
+        taken = rank.taken
         data = await in_thread(write_snapshot, snapshot, at)  # frames must not wait for it
         if len(data) > self._to.snapshot_bytes:
             self._warn(f"its snapshot of {len(data)} bytes is larger than {self._to.snapshot_bytes}")
@@ -270,16 +277,16 @@ class Publisher:
                 SNAPSHOT,
                 (self._keys.lease(self._info.id), self._keys.snapshot(self._info.id)),
                 self._info.generation,
-                "0",
+                str(rank.number),
                 _ms(self._to.keep_seconds),
                 data,
             )
         )
-        if self._taken is taken:
-            self._taken = None
-        self._snapshot_at = at if snapshot.seq >= self._least else ""
-        self._snapshot_bytes = len(data)
-        self._since_entries = self._since_bytes = 0
+        if rank.taken is taken:
+            rank.taken = None
+        rank.snapshot_at = at if snapshot.seq >= rank.least else ""
+        rank.snapshot_bytes = len(data)
+        rank.since_entries = rank.since_bytes = 0
 
     def _checked(self, answer: list[bytes]) -> str:
         state, value = answer[0].decode(), answer[1].decode(errors="replace")

@@ -99,12 +99,12 @@ class SocketClient(asyncio.Protocol):
             self._parts.drop(rid)
             self._send(Abort(rid))
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
         if not self.alive:
             raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
         answer: asyncio.Future[Snapshot] = self._loop.create_future()
         self._snapshots.append(answer)
-        self._send(SnapshotRequest())
+        self._send(SnapshotRequest(dp_rank))
         return await answer
 
     def catch_up(self) -> None:

@@ -140,7 +140,7 @@ class RemoteClient:
             if not self._calls:
                 asyncio.get_running_loop().call_soon(self._send)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
         if self._follower is not None:
             await self._follower.ready.wait()
         if not self._alive:

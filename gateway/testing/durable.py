@@ -44,26 +44,33 @@ class PublishingWorker:
 
     def __init__(self, publication: Publication, info: WorkerInfo) -> None:
         self.info = info
-        self.seq = 0
+        self.seqs = [0] * info.dp_ranks
         self.asked = 0  # snapshots taken for the publisher
-        self._cached: dict[tuple[int, str, bytes], bytes] = {}  # group, tier, block -> parent
+        # Of each rank: group, tier, block -> parent.
+        self._cached: list[dict[tuple[int, str, bytes], bytes]] = [{} for _ in self.seqs]
         self._loop = asyncio.get_running_loop()
         self.publisher = Publisher(publication, info, "127.0.0.1", 1, self._ask)
         self.publisher.start()
 
-    def tell(self, *events: KVEvent, lose: bool = False) -> EventBatch:
+    @property
+    def seq(self) -> int:
+        """Of the first rank."""
+        return self.seqs[0]
+
+    def tell(self, *events: KVEvent, lose: bool = False, dp_rank: int = 0) -> EventBatch:
         """One batch; with `lose` nobody publishes it."""
-        self.seq += 1
+        self.seqs[dp_rank] += 1
         for event in events:
-            self._apply(event)
-        batch = EventBatch(self.info.id, 0, self.info.generation, self.seq, list(events))
+            self._apply(event, self._cached[dp_rank])
+        batch = EventBatch(self.info.id, dp_rank, self.info.generation, self.seqs[dp_rank], list(events))
         if not lose:
             self.publisher.add(batch)
         return batch
 
-    def snapshot(self) -> Snapshot:
-        events = [KVEvent("stored", g, parent, block, t) for (g, t, block), parent in self._cached.items()]
-        return Snapshot(self.info.generation, self.seq, events)
+    def snapshot(self, dp_rank: int = 0) -> Snapshot:
+        cached = self._cached[dp_rank]
+        events = [KVEvent("stored", g, parent, block, t) for (g, t, block), parent in cached.items()]
+        return Snapshot(self.info.generation, self.seqs[dp_rank], events, dp_rank)
 
     async def close(self) -> None:
         await self.publisher.close()
@@ -75,21 +82,23 @@ class PublishingWorker:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    def _ask(self) -> None:
+    def _ask(self, dp_rank: int) -> None:
         self.asked += 1
-        self._loop.call_soon(lambda: self.publisher.snapshot(self.snapshot()))
+        self._loop.call_soon(lambda: self.publisher.snapshot(self.snapshot(dp_rank)))
 
-    def _apply(self, event: KVEvent) -> None:
+    @staticmethod
+    def _apply(event: KVEvent, cached: dict[tuple[int, str, bytes], bytes]) -> None:
         blocks = [event.hashes[i : i + HASH_BYTES] for i in range(0, len(event.hashes), HASH_BYTES)]
         parent = event.parent
         if event.op == "cleared":
-            self._cached = {key: p for key, p in self._cached.items() if key[1] != event.tier}
+            for key in [key for key in cached if key[1] == event.tier]:
+                del cached[key]
         for block in blocks:
             if event.op == "stored":
-                self._cached[event.group, event.tier, block] = parent
+                cached[event.group, event.tier, block] = parent
                 parent = block
             else:
-                self._cached.pop((event.group, event.tier, block), None)
+                cached.pop((event.group, event.tier, block), None)
 
 
 class History:
@@ -158,13 +167,49 @@ class DurableSuite:
             await second.stop()
             second.close()
 
+    async def test_each_rank_of_a_worker_has_its_own(self) -> None:
+        """Its ranks' batches come mixed, each with numbers of its own; a new index finds all of them."""
+        rng, blocks = random.Random(7), make_chain("ranks", 12)
+        index = self.build(WallClock())
+        await index.start()
+        info = make_info(dp_ranks=3)
+        worker = PublishingWorker(index.publication, info)
+        index.join(info)
+        held = [0, 0, 0]
+        for n in range(40):
+            rank = rng.randrange(3)
+            if held[rank] < len(blocks):
+                event = KVEvent(
+                    "stored", 0, blocks[held[rank] - 1] if held[rank] else b"", blocks[held[rank]]
+                )
+                held[rank] += 1
+            else:
+                held[rank] -= 1
+                event = KVEvent("removed", 0, b"", blocks[held[rank]])
+            assert index.apply(worker.tell(event, dp_rank=rank))
+            if n % 9 == 0:
+                await WallClock().sleep(0.01)
+        places = [("w", rank) for rank in range(3)]
+        again = self.build(WallClock())
+        await again.start()
+        again.join(info)
+        await self._restored(again, worker)
+        for one in (index, again):
+            assert one.overlaps(b"".join(blocks), places) == held
+        assert [lease.seqs for lease in await again.leases()] in ([tuple(worker.seqs)], [])
+        assert again.apply(worker.tell(KVEvent("cleared"), dp_rank=1))
+        assert again.overlaps(b"".join(blocks), places) == [held[0], 0, held[2]]
+        await again.stop()
+        again.close()
+        await self._end(index, worker)
+
     async def test_what_is_not_whole_is_not_taken(self) -> None:
         index, worker, blocks = await self._one()
         worker.tell(KVEvent("stored", hashes=b"".join(blocks[:3])))
         await self._restored(index, worker)
         worker.tell(KVEvent("stored", 0, blocks[2], blocks[3]), lose=True)
         late = worker.tell(KVEvent("stored", 0, blocks[3], blocks[4]))
-        await until(lambda: worker.publisher._seq == late.seq)
+        await until(lambda: worker.publisher.ranks[0].seq == late.seq)
         assert not await index.restore("w", 0), "a batch is missing"
         assert self._usable(index, blocks, "w") == 3, "nothing has changed"
         assert not index.apply(late)
@@ -224,10 +269,12 @@ class DurableSuite:
         return index, worker, make_chain("one", 9)
 
     async def _restored(self, index: DurableIndex, worker: PublishingWorker) -> None:
-        await until(lambda: worker.publisher._seq == worker.seq and not worker.publisher._asked)
+        ranks = worker.publisher.ranks
+        await until(lambda: not any(rank.asked for rank in ranks) and [r.seq for r in ranks] == worker.seqs)
         async with asyncio.timeout(PATIENCE):
-            while not await index.restore(worker.info.id, 0):
-                await WallClock().sleep(0.005)
+            for rank in range(len(ranks)):
+                while not await index.restore(worker.info.id, rank):
+                    await WallClock().sleep(0.005)
 
     def _usable(self, index: DurableIndex, blocks: list[bytes], worker: str) -> int:
         return index.overlaps(b"".join(blocks), [(worker, 0)])[0]

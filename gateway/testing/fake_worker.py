@@ -78,7 +78,7 @@ class FakeWorker:
         if task is not None:
             task.cancel()
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
         self.snapshots += 1
         seq, events = self.seq, [KVEvent("stored", hashes=h, parent=b"") for h in self.cached]
         await self._clock.sleep(self._step_seconds)  # it is as of now, and arrives later

@@ -109,8 +109,8 @@ async def workers(to: Publication | None, args: argparse.Namespace) -> float:
     publishers = []
     for load in loads if to is not None else ():
         assert to is not None
-        publisher = Publisher(to, load.info, "127.0.0.1", 1, lambda: None)
-        publisher._ask_snapshot = lambda p=publisher, of=load: p.snapshot(of.snapshot())  # type: ignore[misc]
+        publisher = Publisher(to, load.info, "127.0.0.1", 1, lambda rank: None)
+        publisher._ask_snapshot = lambda rank, p=publisher, of=load: p.snapshot(of.snapshot())  # type: ignore[misc]
         publisher.start()
         publishers.append(publisher)
     start, cpu = clock.time(), time.process_time()

@@ -332,7 +332,7 @@ async def test_a_snapshot_that_fails_is_asked_for_again(make_gateway: MakeGatewa
     class Shy(FakeWorker):
         shy = 1
 
-        async def snapshot(self) -> Any:
+        async def snapshot(self, dp_rank: int = 0) -> Any:
             if self.shy:
                 self.shy -= 1
                 raise ConnectionError("not now")

@@ -118,7 +118,7 @@ async def test_a_gap_heals_from_the_store(make_gateway: MakeGateway) -> None:
 @virtual
 async def test_who_waits_for_warmth_waits_no_longer_than_he_said(make_gateway: MakeGateway) -> None:
     class Mute(FakeWorker):
-        async def snapshot(self) -> Snapshot:
+        async def snapshot(self, dp_rank: int = 0) -> Snapshot:
             await asyncio.Event().wait()
             raise AssertionError
 

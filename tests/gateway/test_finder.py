@@ -29,7 +29,7 @@ class Fleet:
 
     def start(self, id: str, **info: object) -> FakeWorker:
         worker = self.workers[id] = FakeWorker(CLOCK, info=fake_info(id, **info))
-        self.index.alive[id] = Lease(worker.info, "host", 1, 0)
+        self.index.alive[id] = Lease(worker.info, "host", 1, (0,))
         return worker
 
     async def connect(self, lease: Lease) -> WorkerClient:

@@ -140,7 +140,7 @@ async def test_streams_and_frames_say_the_same(server: RedisProcess, seed: int) 
             case how:
                 batch = worker.tell(history.change(), lose=how == "lose")
                 if how == "lose":
-                    worker.publisher._snapshot_at = ""  # as a publisher does that had to drop batches
+                    worker.publisher.ranks[0].snapshot_at = ""  # as a publisher does that had to drop batches
                 memory.apply(batch)
         if n % 10 == 0:
             await WallClock().sleep(0.01)
@@ -202,13 +202,13 @@ async def test_a_connected_worker_that_has_fallen_silent_is_caught_up_with(serve
     worker = PublishingWorker(index.publication, make_info())
     index.join(worker.info)
     assert index.apply(worker.tell(stored(blocks[:1])))
-    await until(lambda: index.leased == 1 and worker.publisher._snapshot_at not in ("", "0-0"))
+    await until(lambda: index.leased == 1 and worker.publisher.ranks[0].snapshot_at not in ("", "0-0"))
     worker.tell(stored(blocks[1:2], blocks[0]), lose=True)
     worker.tell(stored(blocks[2:4], blocks[1]))
-    await until(lambda: index._watched["w"].published == 3)
+    await until(lambda: index._watched["w"].published == (3,))
     await WallClock().sleep(0.3)
     assert usable(index, blocks) == 1 and index.restores == 0, "a batch is missing everywhere"
-    worker.publisher._snapshot_at = ""  # the next snapshot has it
+    worker.publisher.ranks[0].snapshot_at = ""  # the next snapshot has it
     worker.publisher._wake.set()
     await until(lambda: usable(index, blocks) == 4)
     assert index.restores == 1
@@ -238,7 +238,7 @@ async def test_an_outage_is_survived_and_said(server: RedisProcess) -> None:
         worker = PublishingWorker(index.publication, make_info())
         index.join(worker.info)
         assert index.apply(worker.tell(stored(blocks[:2])))
-        await until(lambda: index.leased == 1 and worker.publisher._seq == 1)
+        await until(lambda: index.leased == 1 and worker.publisher.ranks[0].seq == 1)
         assert index.health.state == "ok"
 
         own.freeze()
@@ -248,7 +248,7 @@ async def test_an_outage_is_survived_and_said(server: RedisProcess) -> None:
         assert usable(index, blocks) == 4 and index.failures > 0
         assert not await index.restore("w", 0), "in bounded time"
         own.thaw()
-        await until(lambda: index.health.state == "ok" and worker.publisher._seq == 2)
+        await until(lambda: index.health.state == "ok" and worker.publisher.ranks[0].seq == 2)
 
         own.stop()
         assert index.apply(worker.tell(stored(blocks[4:6], blocks[3])))
@@ -311,7 +311,7 @@ async def test_what_others_have_put_there_is_left_out_and_said(server: RedisProc
     assert not await index.restore("w", 0)
     assert index.health.state == "degraded" and "found" in index.health.reason
     assert usable(index, blocks) == 3
-    worker.publisher._snapshot_at = ""
+    worker.publisher.ranks[0].snapshot_at = ""
     worker.tell(stored(blocks[3:5], blocks[2]))
     async with asyncio.timeout(20):
         while not await index.restore("w", 0):
@@ -331,7 +331,7 @@ async def test_a_key_of_another_type_is_a_fault_that_is_said_and_heals(server: R
         await until(lambda: "a key of ours holds something else" in index.health.reason)
         assert usable(index, blocks) == 4
         client.delete(keys.events)
-    await until(lambda: index.health.state == "ok" and worker.publisher._seq == 1)
+    await until(lambda: index.health.state == "ok" and worker.publisher.ranks[0].seq == 1)
     await end(index, worker)
 
 
@@ -345,11 +345,11 @@ async def test_what_redis_holds_is_bounded(server: RedisProcess) -> None:
         for n in range(200):
             worker.tell(KVEvent("stored", hashes=b"".join(blocks)), KVEvent("cleared"))
             if n % 3 == 0:
-                await until(lambda: worker.publisher._seq == worker.seq)
+                await until(lambda: worker.publisher.ranks[0].seq == worker.seq)
         await until(lambda: client.xlen(keys.events) < 150 and client.memory_usage(keys.events) < 2 * 65536)
         large = [b for n in range(20) for b in make_chain(f"large {n}", 400)]
         worker.tell(KVEvent("stored", hashes=b"".join(large)))
-        worker.publisher._snapshot_at = ""
+        worker.publisher.ranks[0].snapshot_at = ""
         await until(lambda: "larger than 65536" in worker.publisher._warned)
         await until(lambda: not client.hexists(keys.snapshot("w"), "0"))
         assert not await index.restore("w", 0)

@@ -58,7 +58,7 @@ class RedisIndex:
         self.reserver = Reserver(self._link, config, ctx)
         self._watched: dict[str, Watched] = {}
         self._cursors: dict[str, str] = {}  # by fp: where in its stream we are; "": not known yet
-        self._heals: dict[str, asyncio.Task[bool]] = {}
+        self._heals: dict[tuple[str, int], asyncio.Task[bool]] = {}  # by worker and rank
         self._unread = ""  # what the newest undecodable thing was
         self._unread_at = 0.0
         self._check_at = 0.0
@@ -74,8 +74,8 @@ class RedisIndex:
 
     def leave(self, worker: str) -> None:
         self._watched.pop(worker, None)
-        if (task := self._heals.pop(worker, None)) is not None:
-            task.cancel()
+        for place in [place for place in self._heals if place[0] == worker]:
+            self._heals.pop(place).cancel()
         self._mirror.leave(worker)
 
     def apply(self, batch: EventBatch) -> bool:
@@ -84,7 +84,7 @@ class RedisIndex:
     def reset(self, worker: str, dp_rank: int, generation: str, seq: int, events: list[KVEvent]) -> None:
         self._mirror.reset(worker, dp_rank, generation, seq, events)
         if (watched := self._watched.get(worker)) is not None:
-            for entry in watched.unpark():
+            for entry in watched.unpark(dp_rank):
                 self._offer(watched, entry)
 
     def predict(self, worker: str, dp_rank: int, hashes: bytes, ttl: float) -> None:
@@ -152,7 +152,7 @@ class RedisIndex:
         watched = self._watched.get(worker)
         if watched is None:
             return False
-        watched.park()
+        watched.park(dp_rank)
         if not self._link.up:
             return False  # known, and not to be waited for
         try:
@@ -169,7 +169,7 @@ class RedisIndex:
             self._mirror.reset(worker, dp_rank, snapshot.generation, snapshot.seq, snapshot.events)
             for batch in start.batches:
                 self._mirror.apply(batch)
-        for entry in watched.unpark():
+        for entry in watched.unpark(dp_rank):
             self._offer(watched, entry)
         self.restores += 1
         return True
@@ -209,7 +209,8 @@ class RedisIndex:
     def follow(self, info: WorkerInfo) -> None:
         """As `join`, for a worker that sends us no frames."""
         self._watch(Watched(info, connected=False))
-        self._heal(info.id)
+        for rank in range(info.dp_ranks):
+            self._heal(info.id, rank)
 
     def _watch(self, watched: Watched) -> None:
         self.leave(watched.info.id)
@@ -290,7 +291,7 @@ class RedisIndex:
             return
         if position.lost or entry.first > position.seq + 1:
             if not watched.connected:  # else frames are on their way, or the gateway restores it already
-                self._heal(entry.worker)
+                self._heal(entry.worker, entry.dp_rank)
             return
         try:
             batches = read_batches(entry, len(watched.info.group_kinds))
@@ -322,16 +323,17 @@ class RedisIndex:
                 log.warning("worker %s has lost its lease in %s", id, self._link.name)
                 if not watched.connected:
                     self._mirror.join(info)  # it may be gone: nothing is known of it
-            watched.published = 0
+            watched.published = (0,) * info.dp_ranks
         elif not watched.leased:
             if not watched.connected:
                 self.follow(lease.info)
         else:
-            position = self._mirror.position(id, 0)
-            behind = position is not None and (position.lost or position.seq < watched.published)
-            if behind or not (before or watched.connected):
-                self._heal(id)
-            watched.published = lease.seq
+            for rank, published in enumerate(watched.published):
+                position = self._mirror.position(id, rank)
+                behind = position is not None and (position.lost or position.seq < published)
+                if behind or not (before or watched.connected):
+                    self._heal(id, rank)
+            watched.published = lease.seqs
 
     async def _check_stream(self, fp: str) -> None:
         """A stream that was deleted, or came back from an older copy, begins anew below our cursor."""
@@ -340,26 +342,29 @@ class RedisIndex:
         if cursor and (not newest or order(newest[0][0].decode()) < order(cursor)):
             self._cursors[fp] = "0-0"
 
-    def _heal(self, worker: str) -> None:
+    def _heal(self, worker: str, dp_rank: int) -> None:
         """Restore it beside all else."""
-        if worker not in self._heals:
-            task = self._heals[worker] = asyncio.create_task(self._catch_up(worker))
-            task.add_done_callback(lambda done: self._healed(worker, done))
+        place = worker, dp_rank
+        if place not in self._heals:
+            task = self._heals[place] = asyncio.create_task(self._catch_up(worker, dp_rank))
+            task.add_done_callback(lambda done: self._healed(place, done))
 
-    async def _catch_up(self, worker: str) -> bool:
+    async def _catch_up(self, worker: str, dp_rank: int) -> bool:
         watched = self._watched.get(worker)
-        if watched is None or (watched.connected and watched.parking):
+        if watched is None or (watched.connected and watched.parking(dp_rank)):
             return False  # the gateway restores it
-        restored = await self.restore(worker, 0)
-        for entry in watched.unpark():  # there are none unless it failed: then the next look tries again
+        restored = await self.restore(worker, dp_rank)
+        for entry in watched.unpark(
+            dp_rank
+        ):  # there are none unless it failed: then the next look tries again
             self._offer(watched, entry)
         return restored
 
-    def _healed(self, worker: str, task: asyncio.Task[bool]) -> None:
-        if self._heals.get(worker) is task:
-            del self._heals[worker]
+    def _healed(self, place: tuple[str, int], task: asyncio.Task[bool]) -> None:
+        if self._heals.get(place) is task:
+            del self._heals[place]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("worker %s could not be restored from %s", worker, self._link.name, exc_info=error)
+            log.error("worker %s could not be restored from %s", place[0], self._link.name, exc_info=error)
 
     def _failed(self, error: Exception) -> None:
         self._link.failed(error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from bien.gateway.api import DecodingError, Keys, Lease, ask, fps_key, read_lease
+from bien.gateway.api import DecodingError, Keys, Lease, ask, fps_key, read_lease, read_seqs, seq_fields
 from bien.plugins.indexes.redis.link import Link
 
 
@@ -32,13 +32,19 @@ class Leases:
         """By their keys. None: there is none, or nobody can read it."""
         if len(self._known) > 2 * len(names) + 64:
             self._known = {name: self._known[name] for name in names if name in self._known}
-        heads = await self._pipelined("hmget", names, "generation", "seq")
+        heads = await self._pipelined("hmget", {name: self._head(name) for name in names})
         unknown = [name for name, head in zip(names, heads, strict=True) if self._is_new(name, head)]
-        for name, fields in zip(unknown, await self._pipelined("hgetall", unknown), strict=True):
+        for name, fields in zip(
+            unknown, await self._pipelined("hgetall", dict.fromkeys(unknown, ())), strict=True
+        ):
             self._known.pop(name, None)
             if fields:
                 self._tell(name, lambda fields=fields: read_lease(fields))  # type: ignore[misc]
         return [self._as_of(name, head) for name, head in zip(names, heads, strict=True)]
+
+    def _head(self, name: str) -> list[str]:
+        known = self._known.get(name)
+        return ["generation", *(() if known is None else seq_fields(known.info))]
 
     def _is_new(self, name: str, head: Any) -> bool:
         if head is None or head[0] is None:
@@ -50,7 +56,9 @@ class Leases:
         known = self._known.get(name)
         if head is None or known is None or known.info.generation.encode() != head[0]:
             return None  # it has ended, or another life began just now
-        return self._tell(name, lambda: msgspec.structs.replace(known, seq=int(head[1])))
+        if len(head) == 1:  # it has been read just now
+            return known
+        return self._tell(name, lambda: msgspec.structs.replace(known, seqs=read_seqs(head[1:])))
 
     def _tell(self, name: str, read: Callable[[], Lease]) -> Lease | None:
         try:
@@ -60,13 +68,13 @@ class Leases:
             return None
         return lease
 
-    async def _pipelined(self, command: str, names: list[str], *arguments: str) -> list[Any]:
-        """Answers; None for a key that holds something else."""
-        if not names:
+    async def _pipelined(self, command: str, of: dict[str, Sequence[str]]) -> list[Any]:
+        """Answers, by key with its fields; None for one that holds something else."""
+        if not of:
             return []
         pipe: Any = self._link.client.pipeline(transaction=False)
-        for name in names:
-            getattr(pipe, command)(name, *arguments)
+        for name, fields in of.items():
+            getattr(pipe, command)(name, *fields)
         answers = await ask(pipe.execute(raise_on_error=False))
         for i, answer in enumerate(answers):
             if isinstance(answer, Exception):

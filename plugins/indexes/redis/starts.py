@@ -18,6 +18,7 @@ from bien.gateway.api import (
     read_batches,
     read_entry,
     read_snapshot,
+    seq_field,
 )
 from bien.plugins.indexes.redis.link import Link
 
@@ -104,7 +105,7 @@ class Starts:
         pipe: Any = self._link.client.pipeline(transaction=False)
         for w in wanted:
             pipe.hget(keys.snapshot(w.info.id), str(w.dp_rank))
-            pipe.hmget(keys.lease(w.info.id), "generation", "seq")
+            pipe.hmget(keys.lease(w.info.id), "generation", seq_field(w.dp_rank))
         answers = await ask(pipe.execute(raise_on_error=False))
         for w, data, lease in zip(wanted, answers[::2], answers[1::2], strict=True):
             for answer in (data, lease):

@@ -13,27 +13,25 @@ class Watched:
         self.connected = connected  # its frames feed the mirror
         self.leased = False  # as of the last look, as are the next
         self.looked = False  # there was one
-        self.published = 0  # number of the newest batch in the stream
-        self._parked: list[Entry] | None = None  # came while its start is being read; None: it is not
+        self.published = (0,) * info.dp_ranks  # of each rank: number of its newest batch in the stream
+        self._parked: dict[int, list[Entry]] = {}  # by rank: came while its start is being read
 
-    @property
-    def parking(self) -> bool:
-        return self._parked is not None
+    def parking(self, dp_rank: int) -> bool:
+        return dp_rank in self._parked
 
-    def park(self) -> None:
+    def park(self, dp_rank: int) -> None:
         """From now on entries wait: what is being read may be older than they are."""
-        if self._parked is None:
-            self._parked = []
+        self._parked.setdefault(dp_rank, [])
 
     def parked(self, entry: Entry) -> bool:
         """Whether it waits now."""
-        if self._parked is None:
+        waiting = self._parked.get(entry.dp_rank)
+        if waiting is None:
             return False
-        if len(self._parked) < MAX_PARKED:
-            self._parked.append(entry)
+        if len(waiting) < MAX_PARKED:
+            waiting.append(entry)
         return True
 
-    def unpark(self) -> list[Entry]:
-        """Those that wait, in order; nothing waits any more."""
-        entries, self._parked = self._parked or [], None
-        return entries
+    def unpark(self, dp_rank: int) -> list[Entry]:
+        """Those of a rank that wait, in order; nothing of it waits any more."""
+        return self._parked.pop(dp_rank, [])

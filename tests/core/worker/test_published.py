@@ -120,7 +120,7 @@ def as_read(fields: dict[str, str]) -> dict[bytes, bytes]:
 def test_leases_come_back_as_they_were() -> None:
     lease = read_lease(as_read(lease_fields(INFO, "10.0.0.1", 4711, 5)))
     assert lease.info == INFO
-    assert (lease.host, lease.port, lease.seq) == ("10.0.0.1", 4711, 5)
+    assert (lease.host, lease.port, lease.seqs) == ("10.0.0.1", 4711, (5,))
     older = lease_fields(INFO, "h", 1, 0)
     older["info"] = '{"id": "main-0", "generation": "boot-1", "fp": "fp"}'
     assert read_lease(as_read(older)).info == WorkerInfo("main-0", "boot-1", "fp"), "fields that came later"

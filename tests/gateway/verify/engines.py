@@ -72,7 +72,7 @@ class Cacher(FakeWorker):
         self.seq += 1
         self.send(batch=EventBatch(self.info.id, 0, self.generation, self.seq, events))
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, dp_rank: int = 0) -> Snapshot:
         self.snapshots += 1
         events = [KVEvent("stored", 0, self._told(parent), self.rename(n)) for n, parent in self.held.items()]
         generation, seq = self.generation, self.seq
