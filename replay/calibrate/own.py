@@ -23,7 +23,7 @@ from bien.replay.stack_process import StackProcess
 from bien.replay.target import Target
 from bien.replay.targets.http import HttpTarget
 
-TOKENS = 40_000  # prompt tokens of all probes
+TOKENS = 75_000  # prompt tokens of all probes
 CONTEXT = 4096  # of one session: what an engine of this machine is asked at most
 OnBatch = Callable[[Batch, int, int], None]  # which, how many are done, of how many
 _WARM = Batch(1, 32)

@@ -14,6 +14,7 @@ from bien.traces.model import Session, Stream, Turn
 ANSWER = 12  # tokens: decode steps of a batch before its first sequence ends
 TURNS = 3
 SHORTEST = 32  # tokens of a first prompt
+APART = 1 << 24  # virtual ids between sessions
 EACH = 8  # up to so many sessions, every number of them is a batch
 SHORT = 2  # lengths of prompts for numbers that are no power of two
 
@@ -37,8 +38,8 @@ class Reach(msgspec.Struct, frozen=True):
 def batches(reach: Reach) -> list[Batch]:
     """Every number of sessions up to eight, then steps of half an octave (kernels have their own ideas of
     which numbers are alike); prompts four times as long each time, short ones only for what is no power of
-    two. Where they ask for more than `reach.tokens`, the dearest are left out. UserError: the engine holds too
-    little for any."""
+    two. Where they ask for more than `reach.tokens`, the dearest are left out. UserError: the engine holds
+    too little for any."""
     longest = _longest_prompt(min(reach.context, reach.cache))
     if longest < SHORTEST:
         raise UserError(
@@ -67,17 +68,22 @@ def batches(reach: Reach) -> list[Batch]:
 
 
 def sessions(batch: Batch, seed: int) -> Iterator[Session]:
-    """Sessions of three turns: a prompt that nobody else has, then more on top of it (a short addition over
-    a long context, as agents' tool results are)."""
+    """Sessions of three turns: a prompt of which all sessions of the batch share the first third, as agents
+    share tools and instructions (what is read twice in a step is read from nearer memory), then more on top
+    of it (a short addition over a long context, as agents' tool results are)."""
+    scope = f"probe-{seed}-{batch.sessions}x{batch.prompt}"
+    common = batch.prompt // 3
     for i in range(batch.sessions):
         # Lengths differ, so that sequences start and end one after the other and steps mix.
         first = max(1, round(batch.prompt * (0.6 + 0.4 * ((0.618 * (i + seed)) % 1)))) if i else batch.prompt
-        name = f"probe-{seed}-{batch.sessions}x{batch.prompt}-{i}"
+        own = common + (i + 1) * APART
         turns, at = [], first
         for n in range(TURNS):
-            turns.append(Turn(input=BlockRuns.of([(0, at)]), output=BlockRuns.of([(at, ANSWER + i % 5)])))
-            at += ANSWER + i % 5 + max(4, (SHORTEST, batch.prompt // 4)[n % 2])
-        yield Session(name, [Stream(0, turns)], scope=name)
+            answer = ANSWER + i % 5
+            prompt = BlockRuns.of([(0, common), (own, at - common)])
+            turns.append(Turn(input=prompt, output=BlockRuns.of([(own + at - common, answer)])))
+            at += answer + max(4, (SHORTEST, batch.prompt // 4)[n % 2])
+        yield Session(f"{scope}-{i}", [Stream(0, turns)], scope=scope)
 
 
 def _tokens(prompt: int) -> int:

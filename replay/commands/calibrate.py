@@ -31,7 +31,7 @@ def calibrate(
             "deployment's executor, else cpu-2core where the engine is started here."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Prompt tokens of all probes together, about.")] = 40_000,
+    tokens: Annotated[int, typer.Option(help="Prompt tokens of all probes together, about.")] = 75_000,
     context: Annotated[int, typer.Option(help="Tokens of the longest probe.")] = 4096,
     sessions: Annotated[int, typer.Option(help="With --url: sequences at a time, at most.")] = 16,
     chunk: Annotated[

@@ -35,9 +35,13 @@ def test_every_size_is_there_and_the_budget_holds() -> None:
     assert sum(b.sessions * b.prompt for b in found) <= 40_000
 
 
-def test_sessions_grow_and_share_nothing() -> None:
+def test_sessions_grow_and_share_a_third_of_their_first_prompts() -> None:
     some = list(sessions(Batch(4, 512), 1))
-    assert len({s.scope for s in some}) == 4
+    other = next(sessions(Batch(4, 512), 2))
+    assert len({s.scope for s in some}) == 1 and other.scope != some[0].scope
+    first = [s.streams[0].turns[0].input for s in some]
+    assert len({p.slice(0, 512 // 3) for p in first}) == 1
+    assert len({p.slice(512 // 3, 512 // 3 + 1) for p in first}) == 4
     for session in some:
         turns = session.streams[0].turns
         for before, after in pairwise(turns):
