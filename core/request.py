@@ -157,6 +157,7 @@ class GenerateRequest(msgspec.Struct, array_like=True, gc=False):
     predicted_cached_tokens: int = 0  # set by the router, compared with the engine's own count
     age: float = 0.0  # seconds since it came to the gateway, when it is submitted: clocks of machines differ
     salt: str = ""  # of the client: a namespace inside its tenant's, which the gateway puts into `hash_key`
+    dp_rank: int = 0  # which of its worker's engines; set by the gateway
 
     @property
     def prompt_tokens(self) -> int:

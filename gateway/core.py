@@ -198,7 +198,7 @@ class Gateway:
                 self.verifier.heard(frame.batch)
             self._feed.apply(worker, frame.batch)
         if frame.stats is not None:
-            member.report(frame.stats)
+            member.report(frame.stats, frame.dp_rank)
             self._ledger.reported(member.id, frame.stats)
         if frame.outputs:
             now = self.clock.time()
@@ -287,7 +287,7 @@ class Gateway:
                 member.client.abort(stream.rid)
                 member.remove(stream)
                 if stream.first < 0:
-                    self._feed.take_back(member.id, stream.route.hashes)
+                    self._feed.take_back(member.id, stream.dp_rank, stream.route.hashes)
                     if self.verifier is not None:
                         self.verifier.started(stream)
             self._ledger.ended(stream, "abort")
@@ -325,7 +325,7 @@ class Gateway:
             claim = await sharing.claim(stream.route, view.targets)
         except FAULTS as error:
             raise PluginFault(f"index or router failed: {error!r}") from error
-        known = view.members == fitting(stream, self._members.values())
+        known = view.fit == fitting(stream, self._members.values())
         if claim is not None and not known:
             claim.release()
             claim = None
@@ -347,10 +347,10 @@ class Gateway:
             raise PluginFault(f"index or router failed: {error!r}") from error
         check_decision(decision, router, route, view.targets)
         self._puts += 1
-        member = view.members[decision.target]
-        stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached)
+        member, rank = view.members[decision.target], view.targets[decision.target].dp_rank
+        stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached, rank)
         stream.decision = decision
-        request.id = route.id
+        request.id, request.dp_rank = route.id, rank
         request.predicted_cached_tokens = decision.predicted_cached
         stream.placed = self.clock.time()
         request.age = stream.placed - stream.arrival
@@ -358,7 +358,7 @@ class Gateway:
             at = decision.target
             self.verifier.placed(stream, view.targets[at], None if view.claims is None else view.claims[at])
         self._ledger.placed(stream)
-        self._feed.predict(member.id, route.hashes, self._predict_ttl)
+        self._feed.predict(member.id, stream.dp_rank, route.hashes, self._predict_ttl)
         member.client.submit(stream.rid, request)
 
     def _view(self, stream: Stream) -> View:

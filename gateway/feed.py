@@ -63,13 +63,13 @@ class IndexFeed:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=seconds)
 
-    def predict(self, worker: str, hashes: bytes, ttl: float) -> None:
+    def predict(self, worker: str, dp_rank: int, hashes: bytes, ttl: float) -> None:
         """A prompt was sent to the worker, and is cached there for `ttl` seconds until events say so."""
-        self._tell(worker, lambda: self._index.predict(worker, 0, hashes, ttl))
+        self._tell(worker, lambda: self._index.predict(worker, dp_rank, hashes, ttl))
 
-    def take_back(self, worker: str, hashes: bytes) -> None:
+    def take_back(self, worker: str, dp_rank: int, hashes: bytes) -> None:
         """The prompt was aborted there; what it has left in the cache, events say."""
-        self.predict(worker, hashes, 0.0)
+        self.predict(worker, dp_rank, hashes, 0.0)
 
     def _apply(self, batch: EventBatch) -> bool:
         return self._tell(batch.worker, lambda: self._index.apply(batch)) is not False

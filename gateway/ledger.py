@@ -108,7 +108,7 @@ class Ledger:
             outcome = Outcome(
                 stream.route,
                 stream.worker,
-                0,
+                stream.dp_rank,
                 stream.decision.predicted_cached,
                 stream.cached,
                 ttft,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import WorkerStats
 from bien.gateway.checks import context_limit
@@ -17,32 +19,51 @@ if TYPE_CHECKING:
 REPORTS_BEHIND = 2
 
 
+class RankLoad:
+    """What is known of the load of one engine."""
+
+    def __init__(self) -> None:
+        self.stats = WorkerStats()
+        self.inflight = 0  # requests placed there and not ended
+        self.unreported = 0  # prompt tokens to be computed that `stats` does not count yet
+        self.reports = 0
+        self.fresh: deque[tuple[int, Stream]] = deque()
+
+
 class Member:
     def __init__(self, client: WorkerClient) -> None:
         self.client = client
         self.info = client.info
         self.id = client.info.id
         self.context = context_limit(client.info)
-        self.stats = WorkerStats()
+        self.ranks = [RankLoad() for _ in range(client.info.dp_ranks)]
         self.streams: dict[int, Stream] = {}  # by rid; placed here and not ended
-        self.unreported = 0  # prompt tokens to be computed that `stats` does not count yet
         self._rids = 0
-        self._reports = 0
-        self._fresh: deque[tuple[int, Stream]] = deque()
 
-    def target(self, overlap: int) -> Target:
+    @property
+    def stats(self) -> WorkerStats:
+        """Of all ranks."""
+        if len(self.ranks) == 1:
+            return self.ranks[0].stats
+        every = [msgspec.structs.astuple(rank.stats) for rank in self.ranks]
+        return WorkerStats(*map(sum, zip(*every, strict=True)))
+
+    def target(self, overlap: int, dp_rank: int = 0) -> Target:
         if self.info.cached_in:  # blocks of an engine are larger than the index's
             overlap -= overlap % self.info.cached_in
-        return Target(self.id, 0, self.info, self.stats, len(self.streams), self.unreported, overlap)
+        rank = self.ranks[dp_rank]
+        return Target(self.id, dp_rank, self.info, rank.stats, rank.inflight, rank.unreported, overlap)
 
-    def place(self, stream: Stream, uncached: int) -> int:
+    def place(self, stream: Stream, uncached: int, dp_rank: int = 0) -> int:
         """Book a request; its rid."""
-        rid = self.number()
+        rid, rank = self.number(), self.ranks[dp_rank]
         self.streams[rid] = stream
         stream.member = self
+        stream.dp_rank = dp_rank
         stream.unreported = uncached
-        self.unreported += uncached
-        self._fresh.append((self._reports + REPORTS_BEHIND, stream))
+        rank.inflight += 1
+        rank.unreported += uncached
+        rank.fresh.append((rank.reports + REPORTS_BEHIND, stream))
         return rid
 
     def number(self) -> int:
@@ -53,17 +74,19 @@ class Member:
     def remove(self, stream: Stream) -> None:
         """It has ended, or nobody wants it any more."""
         del self.streams[stream.rid]
+        self.ranks[stream.dp_rank].inflight -= 1
         self.settle(stream)
 
     def settle(self, stream: Stream) -> None:
         """The worker has started it, or it is gone: it counts by reports only."""
-        self.unreported -= stream.unreported
+        self.ranks[stream.dp_rank].unreported -= stream.unreported
         stream.unreported = 0
 
-    def report(self, stats: WorkerStats) -> None:
-        self.stats = stats
-        self._reports += 1
-        while self._fresh and self._fresh[0][0] <= self._reports:
-            _, stream = self._fresh.popleft()
+    def report(self, stats: WorkerStats, dp_rank: int = 0) -> None:
+        rank = self.ranks[dp_rank]
+        rank.stats = stats
+        rank.reports += 1
+        while rank.fresh and rank.fresh[0][0] <= rank.reports:
+            _, stream = rank.fresh.popleft()
             if stream.member is self:
                 self.settle(stream)

@@ -45,6 +45,7 @@ class Stream:
         self.arrival = arrival  # clock seconds of admission
         # Written by the gateway:
         self.member: Member | None = None  # where it is placed
+        self.dp_rank = 0  # and at which of its engines
         self.rid = 0
         self.decision = Decision(0, 0)
         self.placements = 0

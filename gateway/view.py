@@ -16,7 +16,8 @@ from bien.gateway.stream import Stream
 
 @dataclass(slots=True)
 class View:
-    members: list[Member]  # one per target
+    fit: list[Member]
+    members: list[Member]  # of each target: a member has one per rank
     targets: list[Target]
     hashes: bytes  # of the prompt's blocks that may be cached
     claims: list[int] | None = None  # what the index claims, where the verifier has put other overlaps
@@ -33,13 +34,18 @@ class View:
         whole = (route.prompt_tokens - 1) // block
         if stream.request.sampling.prompt_logprobs >= 0:  # all of its positions are
             whole = 0
-        places, hashes = [(m.id, 0) for m in fit], route.hashes[: whole * HASH_BYTES]
+        hashes, members = route.hashes[: whole * HASH_BYTES], fit
+        places = [(m.id, rank) for m in fit for rank in range(m.info.dp_ranks)]
+        if len(places) > len(fit):
+            members = [m for m in fit for _ in m.ranks]
         overlaps = index.overlaps(hashes, places)
-        targets = [m.target(n * block) for m, n in zip(fit, overlaps, strict=True)]
+        targets = [
+            m.target(n * block, place[1]) for m, place, n in zip(members, places, overlaps, strict=True)
+        ]
         if tiered is not None and any(len(m.info.tiers) > 1 for m in fit):
             for target, blocks in zip(targets, tiered.loadable(hashes, places), strict=True):
                 target.loadable = blocks * block
-        return cls(fit, targets, hashes)
+        return cls(fit, members, targets, hashes)
 
 
 def fitting(stream: Stream, members: Iterable[Member]) -> list[Member]:

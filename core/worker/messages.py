@@ -138,6 +138,7 @@ class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     batch: EventBatch | None = None
     stats: WorkerStats | None = None
     time: float = 0.0
+    dp_rank: int = 0  # of the engine that `stats` are of
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="bye"):

@@ -122,7 +122,7 @@ class Rig:
             assert "signal 9 (SIGKILL)" in reason or "cannot be started again" in reason, reason
         await self.until("slots are free", lambda: self.gateway.inflight == 0)
         for member in self.gateway._members.values():
-            assert (member.streams, member.unreported) == ({}, 0)
+            assert (member.streams, sum(rank.unreported for rank in member.ranks)) == ({}, 0)
         totals = self.gateway.totals
         assert sum(totals.finished.values()) == self.asked, totals
         assert sum(totals.placements.values()) == self.asked + totals.replaced, totals
