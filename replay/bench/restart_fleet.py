@@ -26,11 +26,17 @@ WARM_SECONDS = 10.0
 
 
 def deployment(
-    model: Path, url: str, workers: int, kv_tokens: int, lease: float, **executor: float
+    model: Path,
+    url: str,
+    workers: int,
+    kv_tokens: int,
+    lease: float,
+    index: dict[str, Any] | None = None,
+    **executor: float,
 ) -> Deployment:
-    """Workers with real engines, whose executors only wait; `lease` in seconds."""
-    index = Selection("redis", {"url": url, "lease_seconds": lease, "on_failure": "mirror"})
-    gateway = GatewaySpec(secret="restart", kv_index=index)
+    """Workers with real engines, whose executors only wait; `lease` in seconds; `index`: more of its own."""
+    parameters = {"url": url, "lease_seconds": lease, "on_failure": "mirror", **(index or {})}
+    gateway = GatewaySpec(secret="restart", kv_index=Selection("redis", parameters))
     pool = PoolSpec(
         count=workers,
         kv_tokens=kv_tokens,

@@ -21,7 +21,7 @@ from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.reserve_scripts import CHANGE, LEAVE, MEET, RESERVE, WRITE
 
 MEET_SECONDS = 1.0  # between looks who else is there
-REST_SECONDS = 1.0  # without reservations after one that did not come in time
+REST, LONGEST_REST = 0.1, 2.0  # seconds without reservations after one that did not come in time
 SEND_SECONDS = 0.05  # that what is released waits for more, or for a reservation
 NEAR = 1.0  # ms by which prices differ that are as good as equal
 MOST = 16  # bids of one reservation; the dearer ones are left out
@@ -45,6 +45,7 @@ class Reserver:
         self._id = secrets.token_hex(8)
         self._books: dict[str, Book] = {}  # by fingerprint
         self._rest = 0.0  # until then there are none
+        self._pause = REST  # of the next one
         self._tasks: set[asyncio.Task[None]] = set()
 
     def shared(self, fp: str) -> bool:
@@ -126,6 +127,8 @@ class Reserver:
             self._miss()
             log.info("no reservation: %s", explained(error))
         else:
+            if self._clock.time() >= self._rest:
+                self._pause = REST
             self._take(book, asked, iter(answer))
         finally:
             book.asking -= 1
@@ -146,7 +149,10 @@ class Reserver:
 
     def _miss(self) -> None:
         self.missed += 1
-        self._rest = self._clock.time() + REST_SECONDS
+        now = self._clock.time()
+        if now >= self._rest:  # others may have missed the same answer
+            self._rest = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_REST)
 
     async def _meet(self, book: Book) -> None:
         """Say that we are here, and learn who else is."""
