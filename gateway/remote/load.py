@@ -11,6 +11,7 @@ from bien.gateway.remote.dialect import Readings
 
 # Of placements the gateway itself keeps account until so many reports came (roster.py).
 REPORTS_BEHIND = 2
+MEAN_OF = 1 / 32  # weight of the newest request in a mean
 RANK_LABELS = ("engine", "dp_rank")
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -33,9 +34,11 @@ class Load:
         self._totals = WorkerStats()
         self._reports = 0
         self._busy: float | None = None  # since when it has work of ours
+        self._mean = 0.0  # uncached tokens of a request, of ours lately
 
     def add(self, rid: int, prompt_tokens: int, uncached: int, now: float) -> None:
         self.works[rid] = Work(prompt_tokens, uncached, self._reports)
+        self._mean += (uncached - self._mean) * (MEAN_OF if self._mean else 1.0)
         if self._busy is None:
             self._busy = now
 
@@ -64,13 +67,16 @@ class Load:
         """For the gateway."""
         works, read = self.works.values(), self.readings
         started = sum(work.started for work in works)
+        # What others have brought is known as a number of requests only: they count as ours do.
+        others = max(0, (read.waiting or 0) - (len(works) - started))
         behind = self._reports - REPORTS_BEHIND
         self._reports += 1
         totals = self._totals
         return WorkerStats(
             running=max(started, read.running or 0),
             waiting=max(len(works) - started, read.waiting or 0),
-            queued_tokens=sum(w.uncached for w in works if not w.started and w.born <= behind),
+            queued_tokens=sum(w.uncached for w in works if not w.started and w.born <= behind)
+            + round(others * self._mean),
             used_blocks=round((read.usage or 0.0) * (read.blocks or 0)),
             total_blocks=read.blocks or 0,
             computed_tokens=totals.computed_tokens,

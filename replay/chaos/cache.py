@@ -43,8 +43,9 @@ class PrefixCache:
 
     def store(self, ids: list[int], salt: str) -> list[Event]:
         """Its whole blocks are there from now on, and were used last; what that removes goes first."""
-        chain, stored = self._chain(ids, salt), []
-        start, parent = 0, None
+        chain, stored = self._chain(ids, salt), list[Block]()
+        start = 0
+        parent: Name | None = None
         for i, key in enumerate(chain):
             block = self._blocks.get(key)
             if block is None:

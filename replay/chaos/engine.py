@@ -1,8 +1,8 @@
-"""`ChaosEngine`: a server that stands in for vLLM: a prefix cache, its KV events over ZeroMQ, prompts that cost
-time, and every bad habit that routers have met.
+"""`ChaosEngine`: a server that stands in for vLLM: a prefix cache, its KV events over ZeroMQ, prompts that
+cost time, and every bad habit that routers have met.
 
-Its answers say, in their own text, who wrote them and what was found cached, so that the truth reaches a client
-through any router: "e1 1184/1200 ...".
+Its answers say, in their own text, who wrote them and what was found cached, so that the truth reaches a
+client through any router: "e1 1184/1200 ...".
 """
 
 from __future__ import annotations
@@ -249,4 +249,3 @@ class ChaosEngine(StandIn):
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": self.name, "served_model_name": self.name, "tp_size": 1})
-

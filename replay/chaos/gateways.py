@@ -1,4 +1,4 @@
-"""Our own gateways, as processes: in front of stand-in engines, or of real workers that meet them in Redis."""
+"""Our own gateways, as processes: before stand-in engines, or before real workers that meet them in Redis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK = 16
 WORKERS = 3
 LEASE = 1.5  # seconds
 GRACE = 1.0  # seconds until what is wrong with events is an alarm
-FLEET_TOKENS = 60_000  # of one worker's KV
+FLEET_TOKENS = 400_000  # of one worker's KV
 
 
 class Running(Protocol):
@@ -68,8 +68,15 @@ def before_engines(
     if replay:
         named["replay"] = [engine.addresses[1] for engine in engines]
     pool = RemoteSpec(Selection("vllm", named | parameters), "e")
-    spec = GatewaySpec(**({"port": 0, "secret": "chaos"} | gateway))
-    return Deployment(ModelSpec(str(model), block_tokens=BLOCK, max_context=CONTEXT), spec, (), remote=(pool,))
+    spec = _gateway(gateway)
+    return Deployment(
+        ModelSpec(str(model), block_tokens=BLOCK, max_context=CONTEXT), spec, (), remote=(pool,)
+    )
+
+
+def _gateway(fields: dict[str, Any]) -> GatewaySpec:
+    given: dict[str, Any] = {"port": 0, "secret": "chaos"} | fields
+    return GatewaySpec(**given)
 
 
 class Fleet:
@@ -86,12 +93,7 @@ class Fleet:
         """ResourceError: there is no redis-server."""
         server = await RedisServer.start()
         parameters = {"url": server.url, "lease_seconds": LEASE, "poll_seconds": 0.02, "flush_seconds": 0.005}
-        spec = GatewaySpec(
-            **(
-                {"port": 0, "secret": "chaos", "kv_index": Selection("redis", parameters | index)}
-                | gateway
-            )
-        )
+        spec = _gateway({"kv_index": Selection("redis", parameters | index)} | gateway)
         costs = {"step_ms": 2.0, "token_ms": 0.1}
         pool = PoolSpec(
             name="w",
@@ -101,7 +103,7 @@ class Fleet:
             threads=1,
             executor=Selection("simulated", costs),
         )
-        of = ModelSpec(str(model), block_tokens=BLOCK, max_context=FLEET_TOKENS)
+        of = ModelSpec(str(model), block_tokens=BLOCK, max_context=CONTEXT)
         fleet = cls(Deployment(of, spec, (pool,)), server)
         try:
             composition = compose(fleet.deployment, PluginManager.load())

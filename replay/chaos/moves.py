@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bien.core.errors import BienError
 from bien.replay.chaos.ask import Message, Reply
@@ -11,8 +11,9 @@ from bien.replay.chaos.router import Router
 from bien.replay.chaos.world import World
 
 PLAIN = 12  # prompts
-# Share of twins' tokens that must be found: soft terms of a router may move one or two of twelve, and a router
-# that does not know which of two holders is left finds half.
+CHARACTERS = 2400  # of each, which are as many tokens: more than a router's soft terms should outweigh
+# Share of tokens that must be found where a router has to choose by what it was told: soft terms may move one
+# or two of twelve, and one that does not know finds half or a third.
 DECISIVE = 0.8
 
 
@@ -27,7 +28,7 @@ class Placed(NamedTuple):
 
 
 async def warm(
-    world: World, router: Router, count: int = PLAIN, characters: int = 2000, **fields: str
+    world: World, router: Router, count: int = PLAIN, characters: int = CHARACTERS, **fields: Any
 ) -> list[Placed]:
     """Fresh prompts, each sent once. Spoiled: one was not answered, or found cached."""
     found = []
@@ -46,9 +47,9 @@ def absent(reply: Reply) -> None:
         raise Spoiled(f"of a fresh prompt {reply.cached} of {reply.prompt} tokens were cached")
 
 
-async def elsewhere(world: World, router: Router, count: int = PLAIN, **fields: str) -> list[Placed]:
-    """Fresh prompts, each held by one engine only, and not by the one that the router had sent it to: who does
-    not listen to events cannot know."""
+async def elsewhere(world: World, router: Router, count: int = PLAIN, **fields: Any) -> list[Placed]:
+    """Fresh prompts, each held by one engine only, and not by the one that the router had sent it to: who
+    does not listen to events cannot know."""
     found, engines = [], router.engines
     for messages, prompt, at in await warm(world, router, count, **fields):
         other = (at + 1) % len(engines)
@@ -72,7 +73,7 @@ async def twins(world: World, router: Router, count: int = PLAIN) -> list[Placed
     return found
 
 
-async def again(router: Router, placed: list[Placed], **fields: str) -> list[Reply]:
+async def again(router: Router, placed: list[Placed], **fields: Any) -> list[Reply]:
     """Each once more, one after the other."""
     return [await router.ask(one.messages, **fields) for one in placed]
 

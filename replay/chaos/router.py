@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,16 +14,27 @@ from bien.core.clock import WallClock
 from bien.replay.chaos.ask import Asker
 from bien.replay.chaos.engine import ChaosEngine
 
+ANSWER = 10.0  # seconds for a small answer
 SETTLE = 0.6  # seconds until somebody else's router must have heard an event
 LOOK, STILL, LONGEST = 0.05, 4, 6.0  # of ours it is seen: so many looks without news
-COUNTED = ("bien_remote_events_messages_total", "bien_remote_events_undecodable_total", "bien_index_asked_total")
+COUNTED = (
+    "bien_remote_events_messages_total",
+    "bien_remote_events_undecodable_total",
+    "bien_index_asked_total",
+)
 
 
 class Router(Asker):
     """Made by a `World`."""
 
     def __init__(
-        self, url: str, model: str, http: aiohttp.ClientSession, engines: list[ChaosEngine], own: bool, pid: int
+        self,
+        url: str,
+        model: str,
+        http: aiohttp.ClientSession,
+        engines: list[ChaosEngine],
+        own: bool,
+        pid: int,
     ) -> None:
         """`pid`: of its process, 0 where it is not on this machine."""
         super().__init__(url, model, http)
@@ -49,7 +61,7 @@ class Router(Asker):
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of its samples that have these labels; 0 where there are none."""
-        async with self.http.get(f"{self.url}/metrics") as answer:
+        async with asyncio.timeout(ANSWER), self.http.get(f"{self.url}/metrics") as answer:
             text = await answer.text()
         return sum(
             sample.value
@@ -59,7 +71,7 @@ class Router(Asker):
         )
 
     async def health(self) -> dict[str, Any]:
-        async with self.http.get(f"{self.url}/health") as answer:
+        async with asyncio.timeout(ANSWER), self.http.get(f"{self.url}/health") as answer:
             found: dict[str, Any] = msgspec.json.decode(await answer.read())
         return found
 

@@ -7,17 +7,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import msgspec
 
 from bien.core.clock import WallClock
 from bien.core.errors import BienError, UserError
-from bien.replay.chaos.case import Case, CaseReport, Check, Log, NotApplicable
+from bien.replay.chaos.case import Case, CaseReport, Log, NotApplicable
 from bien.replay.chaos.cases import CASES
 from bien.replay.chaos.world import World, given_world, own_world
 
 SCHEMA = 1
-SECONDS = 90.0  # for one case
+SECONDS, ENDING = 90.0, 20.0  # for one case, and for its end when it hangs
 Note = Callable[[Case, CaseReport | None], None]  # a case begins; it is over
 
 
@@ -65,17 +67,35 @@ async def put_through(world: World, case: Case) -> CaseReport:
     """One case. What it could not do is a failure, too, or says that it does not apply."""
     log, clock = Log(), WallClock()
     began = clock.time()
+    work = asyncio.ensure_future(case.run(world, log))
     try:
-        async with asyncio.timeout(SECONDS):
-            await case.run(world, log)
+        await asyncio.wait([work], timeout=SECONDS)
+        if not work.done():
+            log.check("it ends", False, f"not within {SECONDS:g} s; it waits in {_where(work)}")
+            work.cancel()
+            await asyncio.wait([work], timeout=ENDING)
+        elif (error := work.exception()) is not None:
+            raise error
     except NotApplicable as error:
         log.skip("the rest" if log.checks else "the case", str(error))
-    except BienError as error:
+    except (BienError, OSError, TimeoutError, aiohttp.ClientError) as error:
         log.check("it can be carried out", False, f"{type(error).__name__}: {error}")
-    except TimeoutError:
-        log.check("it ends", False, f"not within {SECONDS:g} s")
+    finally:
+        work.cancel()
     seconds = clock.time() - began
     return CaseReport(case.number, case.name, case.seen, log.verdict, round(seconds, 2), log.checks)
 
 
-__all__ = ["Case", "ChaosReport", "Check", "chosen", "put_through", "run"]
+def _where(work: asyncio.Future[Any]) -> str:
+    """The function that it waits in, and who called that."""
+    names: list[str] = []
+    step: Any = work.get_coro() if isinstance(work, asyncio.Task) else None
+    while step is not None:
+        for kind in ("cr", "ag", "gi"):
+            if (frame := getattr(step, f"{kind}_frame", None)) is not None:
+                names.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+                step = getattr(step, f"{kind}_await", None) or getattr(step, "gi_yieldfrom", None)
+                break
+        else:
+            break
+    return " < ".join(reversed(names[-6:])) or "nothing"

@@ -28,6 +28,7 @@ ENGINES = 3
 EVENTS, REPLAY = 1000, 2000  # ports above an engine's own, where its events are
 NAME = "chaos"
 EARLY = 6  # prompts that engines hold before a given router starts
+GOOD = Habits()
 WAIT = 120.0  # seconds for a given router
 
 
@@ -56,7 +57,7 @@ class World:
     @asynccontextmanager
     async def router(
         self,
-        habits: Habits | Sequence[Habits] = Habits(),
+        habits: Habits | Sequence[Habits] = GOOD,
         *,
         replay: bool = True,
         canary: bool = False,
@@ -65,8 +66,8 @@ class World:
         **gateway: Any,
     ) -> AsyncIterator[Router]:
         """A router in front of engines of these habits. Of ours, the one of the last case, or with `fresh`
-        one of its own; without `replay` it cannot ask for earlier events. `again`: a fresh one, and the engines
-        go on as they are. NotApplicable: the given router cannot be changed so."""
+        one of its own; without `replay` it cannot ask for earlier events. `again`: a fresh one, and the
+        engines go on as they are. NotApplicable: the given router cannot be changed so."""
         if not again:
             each = [habits] * len(self.engines) if isinstance(habits, Habits) else habits
             for engine, its in zip(self.engines, each, strict=True):
@@ -143,7 +144,9 @@ async def own_world(folder: Path, *, start: Start = start_process, seed: int = 0
 
 
 @asynccontextmanager
-async def given_world(folder: Path, url: str, workers: Sequence[str], *, seed: int = 0) -> AsyncIterator[World]:
+async def given_world(
+    folder: Path, url: str, workers: Sequence[str], *, seed: int = 0
+) -> AsyncIterator[World]:
     """Stand-in engines at the URLs that the router at `url` has for its workers; events are published so many
     ports above. UserError: no such URL. ResourceError: a port is taken, or the router does not answer."""
     places = [_port(worker, "--workers") for worker in workers]
@@ -210,6 +213,6 @@ def _listener(url: str) -> int:
     parts = urlsplit(url)
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == parts.port:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (parts.port,):
                 return connection.pid or 0
     return 0

@@ -1,4 +1,4 @@
-"""`bien route explain`."""
+"""`bien route explain` and `bien route chaos`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the `route` group to the command line."""
-    group = typer.Typer(no_args_is_help=True, help="Routers, compared.")
-    group.callback()(lambda: None)  # keeps `explain` a subcommand while it is the only one
+    group = typer.Typer(no_args_is_help=True, help="Routers, compared and put to the test.")
     group.command("explain")(explain_command)
+    group.command("chaos")(chaos_command)
     app.add_typer(group, name="route")
 
 
@@ -114,3 +114,58 @@ def explain_command(
         print_report(report)  # also when the disk is full by now
     for path, _ in outputs:
         say(f"written to {path}")
+
+
+def chaos_command(
+    url: Annotated[
+        str,
+        typer.Option(help="A router to put to the test, as http://HOST:PORT. Left out: bien's own stack."),
+    ] = "",
+    workers: Annotated[
+        str,
+        typer.Option(
+            help="With --url: the URLs that the router has for its workers, with commas between. Stand-in "
+            "engines are started there (127.0.0.1); they publish KV events 1000 ports above, replays 2000."
+        ),
+    ] = "",
+    case: Annotated[
+        list[int] | None, typer.Option(help="A case's number; may be repeated. Left out: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all prompts.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Where the result goes.")] = None,
+) -> None:
+    """Seventeen faults that users of routers have met, one after the other: engines restart, caches are
+    emptied, messages get lost, names and sizes of blocks differ, tenants share. By default against bien's own
+    gateways, before stand-in engines and before real workers that meet them in a Redis. Exit code 1 when a
+    case fails."""
+    import asyncio
+
+    from bien.core.errors import UserError
+    from bien.core.plugins import PluginManager
+    from bien.replay.chaos.display import ChaosProgress, print_report
+    from bien.replay.chaos.run import chosen, run
+    from bien.replay.files import pretty, write_whole
+    from bien.replay.outputs import check_outputs
+    from bien.replay.say import say
+    from bien.replay.signals import end_as_ctrl_c
+
+    end_as_ctrl_c()
+    if bool(url) != bool(workers):
+        raise UserError("--url and --workers belong together; valid: both, or neither", field="workers")
+    cases = chosen(case or ())
+    if json is not None:
+        check_outputs([(json, "result")], (), PluginManager.load())
+    if url:
+        say(f"engines at {workers}; the router at {url} may be started now", "dim")
+    with ChaosProgress(len(cases)) as progress:
+        places = [place.strip() for place in workers.split(",") if place.strip()]
+        report = asyncio.run(run(cases, progress.note, url, places, seed))
+    try:
+        if json is not None:
+            write_whole(json, pretty(report), "result")
+    finally:
+        print_report(report)
+    if json is not None:
+        say(f"written to {json}")
+    if report.failed:
+        raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from bien.core.clock import WallClock
 from bien.replay.chaos import moves
 from bien.replay.chaos.ask import Message
@@ -24,19 +23,22 @@ def _listened(router: Router) -> None:
 
 
 async def hashes(world: World, log: Log) -> None:
-    each = [
-        Habits(naming=naming, seed=str(n))
-        for n, naming in zip(range(len(world.engines)), ("bytes", "ints", "counted") * 99, strict=False)
-    ]
+    each = [Habits(naming="counted" if n else "ints", seed=str(n)) for n in range(len(world.engines))]
     async with world.router(each, fresh=True) as router:
         _listened(router)
         placed = await moves.elsewhere(world, router)
-        what = "each engine has a hash of its own: prompts are looked for where they are"
-        log.found(what, await moves.again(router, placed), chance=1 / len(each))
-    async with world.router(Habits(naming="counted"), fresh=True) as router:
-        placed = await moves.elsewhere(world, router)
-        what = "engines call other blocks by the same names: the same"
-        log.found(what, await moves.again(router, placed), chance=1 / len(each))
+        replies = await moves.again(router, placed)
+        for what, mine in (
+            (
+                "an engine has a hash of its own",
+                [r for r, one in zip(replies, placed, strict=True) if not one.engine],
+            ),
+            (
+                "others call different blocks by the same names",
+                [r for r, o in zip(replies, placed, strict=True) if o.engine],
+            ),
+        ):
+            log.found(f"{what}: prompts are looked for where they are", mine, moves.DECISIVE, 1 / len(each))
 
 
 async def sizes(world: World, log: Log) -> None:
@@ -46,7 +48,7 @@ async def sizes(world: World, log: Log) -> None:
         placed = await moves.elsewhere(world, router)
         sizes = ", ".join(str(habits.block) for habits in each)
         what = f"engines have blocks of {sizes} tokens: prompts are looked for where they are"
-        log.found(what, await moves.again(router, placed), chance=1 / len(each))
+        log.found(what, await moves.again(router, placed), moves.DECISIVE, 1 / len(each))
 
 
 async def templates(world: World, log: Log) -> None:
@@ -59,9 +61,7 @@ async def templates(world: World, log: Log) -> None:
         for reply in replies:
             moves.absent(reply)
         for _ in range(2):
-            talks = [
-                _longer(world, talk, reply.text) for talk, reply in zip(talks, replies, strict=True)
-            ]
+            talks = [_longer(world, talk, reply.text) for talk, reply in zip(talks, replies, strict=True)]
             replies = await router.all(talks, at_once=3)
         what = "conversations with a system's, an assistant's and a user's words find their earlier turns"
         log.found(what, replies, 0.8, 1 / len(world.engines))
@@ -81,7 +81,9 @@ async def templates(world: World, log: Log) -> None:
 
         await until(8.0, named)
         causes = await _causes(router)
-        log.check("and the cause is named", "template" in causes, f"in /health: {', '.join(causes) or 'none'}")
+        log.check(
+            "and the cause is named", "template" in causes, f"in /health: {', '.join(causes) or 'none'}"
+        )
 
 
 def _canary(world: World) -> dict[str, bool]:
@@ -108,10 +110,11 @@ async def forms(world: World, log: Log) -> None:
             mine = [r for r, one in zip(replies, placed, strict=True) if one.engine % len(FORMS) == n]
             if mine:
                 what = f"events as {form}: prompts are looked for where they are"
-                log.found(what, mine, chance=1 / len(each))
-    async with world.router([Habits(form="strange"), *[Habits()] * (len(each) - 1)], fresh=True) as router:
+                log.found(what, mine, moves.DECISIVE, 1 / len(each))
+        await world.engines[0].become(Habits(form="strange"))
         placed = await moves.warm(world, router)
-        log.answered("one engine's events are of a form that nobody knows: requests go on", await moves.again(router, placed))
+        what = "one engine's events are of a form that nobody knows: requests go on"
+        log.answered(what, await moves.again(router, placed))
         if not router.own:
             log.skip("and that is alarmed", "it looks into our own /health")
             return
@@ -131,7 +134,9 @@ async def removals(world: World, log: Log) -> None:
         engine = world.engines[0]
         names: list[Event] = [e for one in placed for e in engine.cache.drop(one.prompt.ids)]
         unknown = b"\x00" * 32
-        mixed = [[unknown, *event["block_hashes"][:3], unknown, *event["block_hashes"][3:]] for event in names]
+        mixed = [
+            [unknown, *event["block_hashes"][:3], unknown, *event["block_hashes"][3:]] for event in names
+        ]
         await engine.tell([{**event, "block_hashes": h} for event, h in zip(names, mixed, strict=True)])
         await router.settle()
         what = "a removal names blocks that are not known: the others are gone all the same"

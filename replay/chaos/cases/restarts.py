@@ -149,7 +149,9 @@ async def gaps(world: World, log: Log) -> None:
 async def fresh(world: World, log: Log) -> None:
     if not world.own:
         if not world.early:
-            raise NotApplicable("it ran before its engines had anything; start it while the suite waits for it")
+            raise NotApplicable(
+                "it ran before its engines had anything; start it while the suite waits for it"
+            )
         assert world.given is not None
         if not world.given.listened_to:
             raise NotApplicable("nobody listens to the engines' events")
@@ -182,7 +184,9 @@ async def fresh(world: World, log: Log) -> None:
             moves.absent(reply)
     async with world.before(fleet, fresh=True) as router:
         replies = await router.all(prompts)
-        log.found("a gateway is started anew and takes all from Redis", replies, chance=1 / len(fleet.workers))
+        log.found(
+            "a gateway is started anew and takes all from Redis", replies, chance=1 / len(fleet.workers)
+        )
         blind = sum(reply.predicted <= 0 for reply in replies)
         asked = await router.metric("bien_index_asked_total")
         log.check(

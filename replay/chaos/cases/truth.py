@@ -43,7 +43,9 @@ async def ownership(world: World, log: Log) -> None:
         )
         forever = [name for name, ttl in keys.items() if ttl < 0]
         log.check(
-            "nothing in Redis lives for ever", not forever, f"{len(forever)} of {len(keys)} keys {forever[:2]}"
+            "nothing in Redis lives for ever",
+            not forever,
+            f"{len(forever)} of {len(keys)} keys {forever[:2]}",
         )
         log.answered("what it had is computed elsewhere", await router.all(had))
         await fleet.revive(fleet.named(worker))
@@ -70,7 +72,8 @@ async def tenants(world: World, log: Log) -> None:
             return
         if router.listened_to:
             what = "salted prompts are looked for where they are"
-            log.found(what, await moves.again(router, salted, salt="s1"), chance=1 / len(world.engines))
+            replies = await moves.again(router, salted, salt="s1")
+            log.found(what, replies, moves.DECISIVE, 1 / len(world.engines))
         _nothing(log, "another salt finds nothing of them", await moves.again(router, salted, salt="s2"))
         _nothing(log, "nor does no salt", await moves.again(router, salted))
         mixed = await moves.warm(world, router, FEW, key="k", salt="x:y")
@@ -100,7 +103,8 @@ async def ends(world: World, log: Log) -> None:
     async with world.router(Habits(pace_ms=20.0)) as router:
         before = sum(engine.gone for engine in world.engines)
         tasks = [
-            asyncio.create_task(router.ask(messages, 2000)) for messages in world.prompts.several(LEAVERS, 400)
+            asyncio.create_task(router.ask(messages, 2000))
+            for messages in world.prompts.several(LEAVERS, 400)
         ]
 
         async def writing() -> bool:
@@ -120,7 +124,7 @@ async def ends(world: World, log: Log) -> None:
         log.check(
             "clients leave in the middle of answers: engines stop writing",
             seconds >= 0 and gone == LEAVERS,
-            f"{gone} of {LEAVERS} ended at the engine, {sum(len(e.running) for e in world.engines)} under way",
+            f"{gone} of {LEAVERS} ended there, {sum(len(e.running) for e in world.engines)} under way",
         )
         if router.own:
             held = await router.metric("bien_inflight_requests")
@@ -145,7 +149,8 @@ async def ends(world: World, log: Log) -> None:
         return
     async with world.before(fleet) as router:
         tasks = [
-            asyncio.create_task(router.ask(m, 1500)) for m in world.prompts.several(2 * LEAVERS, 400)
+            asyncio.create_task(router.ask(m, 1500, ignore_eos=True))
+            for m in world.prompts.several(2 * LEAVERS, 400)
         ]
 
         async def running() -> bool:
@@ -153,9 +158,10 @@ async def ends(world: World, log: Log) -> None:
 
         await until(10.0, running)
         await WallClock().sleep(0.3)
-        await fleet.kill(0)
         for task in tasks[:LEAVERS]:
             task.cancel()
+        await asyncio.gather(*tasks[:LEAVERS], return_exceptions=True)
+        await fleet.kill(0)
         replies = [r for r in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(r, Reply)]
         await fleet.revive(0)
         silent = sum(not reply.ok and not reply.error for reply in replies)
@@ -199,9 +205,8 @@ async def luck(world: World, log: Log) -> None:
             talks = [[*talk, {"role": "user", "content": world.prompts.text(300)}] for talk in talks]
             world.prompts.rng.shuffle(talks)
             replies = await router.all(talks)
-        least = min(reply.prompt for reply in earlier) / max(reply.prompt for reply in replies)
-        what = "conversations that grow find all that they said before"
-        log.found(what, replies, ENOUGH * min(1.0, least * 1.15), chance)
+        said = sum(reply.prompt for reply in earlier) / max(1, sum(reply.prompt for reply in replies))
+        log.found("conversations that grow find all that they said before", replies, ENOUGH * said, chance)
     try:
         fleet = await world.fleet()
     except NotApplicable as error:
@@ -221,7 +226,7 @@ async def score(world: World, log: Log) -> None:
         placed = await moves.elsewhere(world, router)
         replies = await moves.again(router, placed)
         what = "configured by the book, it finds what events alone can tell it"
-        log.found(what, replies, chance=1 / len(world.engines))
+        log.found(what, replies, moves.DECISIVE, 1 / len(world.engines))
         if router.own:
             await _parity(router, log, replies)
     if not world.own:
