@@ -18,7 +18,7 @@ For others:
 A long queue so outweighs a cached prefix exactly where waiting takes longer than computing it again: a hot
 prefix is copied when that pays. Sessions and tenants stay where their prefixes are because moving costs the
 computation of a copy and what that evicts; a session that has nothing anywhere needs room to grow, for which
-`evicted` counts what a mean session comes to hold.
+`evicted` counts what a mean session has had computed.
 
 Coefficients start as configured and are learned: step and row from busy time between reports; base, token,
 pair and loaded from TTFT less the predicted queue; a worker's own speed is a factor. Ties go by lot.
