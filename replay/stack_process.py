@@ -69,7 +69,8 @@ class StackProcess:
         attach: bool = False,
         canary: bool = False,
     ) -> StackProcess:
-        """Arguments as of `Stack.start`. Returns when it serves. Raises the BienError that stopped it; nothing is left running then."""
+        """Arguments as of `Stack.start`. Returns when it serves. Raises the BienError that stopped it;
+        nothing is left running then."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "bien.replay.stack_process"),

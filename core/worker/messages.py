@@ -48,8 +48,8 @@ class WorkerStats(msgspec.Struct, array_like=True, gc=False):
 
     running: int = 0
     waiting: int = 0
-    # Prompt tokens to be computed for waiting and running sequences; the cached part of those that wait is what
-    # their gateways predicted.
+    # Prompt tokens to be computed for waiting and running sequences; the cached part of those that wait is
+    # what their gateways predicted.
     queued_tokens: int = 0
     used_blocks: int = 0  # of the first group: held by running sequences
     cached_blocks: int = 0

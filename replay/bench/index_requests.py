@@ -30,7 +30,7 @@ async def per_request(url: str, rate: float, requests: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_toy(Path(folder) / "toy", max_position_embeddings=8192)
         fleet = await Fleet.open(
-            deployment(model, url, WORKERS, 1 << 17, 9.0, step_ms=8.0, token_ms=0.02, row_ms=0.2), GATEWAYS
+            deployment(model, url, WORKERS, 1 << 17, 9.0, step_ms=8.0, token_ms=0.1, row_ms=0.2), GATEWAYS
         )
     client = redis_client(url, 5.0)
     try:

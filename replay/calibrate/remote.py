@@ -24,7 +24,7 @@ from bien.replay.calibrate.metrics import ServerState
 from bien.replay.calibrate.probes import Batch, Reach
 from bien.replay.calibrate.remote_checks import OFF, check, check_window
 from bien.replay.calibrate.remote_flow import Flow, Prober, Server
-from bien.replay.calibrate.remote_plan import CHUNK, Lone, RemotePlan, remote_plan
+from bien.replay.calibrate.remote_plan import CHUNK, Lone, RemotePlan, Together, remote_plan
 from bien.replay.calibrate.remote_steps import Window, alone, merged, newcomer, window
 from bien.replay.targets.http import HttpTarget
 
@@ -148,7 +148,8 @@ class _Observer:
 
     async def all(self, plan: RemotePlan, on_batch: OnBatch) -> None:
         self._largest = max((n for t in plan.together for n in t.newcomers), default=0)
-        probes = [*plan.lone, *plan.together] * plan.rounds
+        once: list[Lone | Together] = [*plan.lone, *plan.together]
+        probes = once * plan.rounds
         for number, probe in enumerate(probes):
             if number == len(probes) // plan.rounds:
                 self._check_chunk()

@@ -73,7 +73,8 @@ def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
         together.append(Together(batch, new, _answer(batch, len(new), chunk, spare)))
     # A long context leaves less room for its answers.
     together = [t for t in together if t.batch.prompt * 1.3 + t.answer <= reach.context]
-    rounds = max(least, min(most, reach.tokens // sum(p.cost for p in (*lone, *together))))
+    cost = sum(p.cost for p in lone) + sum(t.cost for t in together)
+    rounds = max(least, min(most, reach.tokens // cost))
     return RemotePlan(lone, together, rounds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from msgspec import UNSET
 
@@ -58,7 +59,7 @@ def served(composition: Composition, machine: str | None) -> tuple[StepModel, st
     the executor `simulated`, or `machine`. UserError: neither says one, or they differ."""
     spec = composition.model
     if len(composition.pools) == 1:
-        config = composition.pools[0].parts["executor"].config
+        config: Any = composition.pools[0].parts["executor"].config
         stated = getattr(config, "machine", UNSET)
         if stated is not UNSET:
             if machine is not None and load_machine(machine) != load_machine(str(stated)):

@@ -54,7 +54,8 @@ def window(flow: Flow) -> Window | None:
 def prompt_steps(start: int, tokens: int, chunk: int, beside: Sequence[int] = ()) -> tuple[Step, ...]:
     """The steps that compute `tokens` of a prompt from position `start` on, with sequences that decode at
     `beside`, which come first in each step's budget."""
-    out, rows, at = [], len(beside), start
+    out: list[Step] = []
+    rows, at = len(beside), start
     while at < start + tokens:
         count = min(chunk - rows, start + tokens - at)
         last = at + count == start + tokens

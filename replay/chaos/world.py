@@ -57,7 +57,7 @@ class World:
     @asynccontextmanager
     async def router(
         self,
-        habits: Habits | Sequence[Habits] = GOOD,
+        habits: Habits | Sequence[Habits] | None = None,
         *,
         replay: bool = True,
         canary: bool = False,
@@ -69,6 +69,7 @@ class World:
         one of its own; without `replay` it cannot ask for earlier events. `again`: a fresh one, and the
         engines go on as they are. NotApplicable: the given router cannot be changed so."""
         if not again:
+            habits = habits or GOOD
             each = [habits] * len(self.engines) if isinstance(habits, Habits) else habits
             for engine, its in zip(self.engines, each, strict=True):
                 await engine.become(its)

@@ -208,7 +208,8 @@ async def test_what_the_replica_had_not_got_is_published_again() -> None:
         worker = PublishingWorker(index.publication, make_info())
         index.join(worker.info)
         worker.tell(KVEvent("stored", 0, b"", blocks[0]))
-        await until(lambda: worker.publisher.ranks[0].seq == 1 and worker.publisher.ranks[0].snapshot_at != "")
+        rank = worker.publisher.ranks[0]
+        await until(lambda: rank.seq == 1 and rank.snapshot_at != "")
         wait(servers.caught_up, "the replica is behind")
         servers.replica.freeze()
         for n in range(1, 9):

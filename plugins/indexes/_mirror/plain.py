@@ -1,5 +1,5 @@
-"""`PlainTable`: the table in Python, each engine for itself. For machines without a compiler, and the measure of
-the compiled one, with which it shares nothing, in tests."""
+"""`PlainTable`: the table in Python, each engine for itself. For machines without a compiler, and the measure
+of the compiled one, with which it shares nothing, in tests."""
 
 from __future__ import annotations
 
