@@ -169,8 +169,8 @@ class Result(msgspec.Struct, kw_only=True):
     speculation: SpeculationReport
     deployment: dict[str, Any]
     costs: list[PoolCosts] = []  # of a simulation, by pool
-    # Of a simulation, by path ("ttft_ms.p50"): where nine in ten values lie if the costs are as uncertain as
-    # they say (see interval.py).
+    # Of a simulation, by path ("ttft_ms.p50"): the least and the most of this run and of two with costs as
+    # low and as high as they are likely to be (see interval.py).
     intervals: dict[str, tuple[float, float]] = {}
 
 

@@ -17,8 +17,9 @@ import msgspec
 from bien.core.build import BuiltWorker, build
 from bien.core.clock import VirtualClock
 from bien.core.compose import Composition, compose
-from bien.core.costs.factors import read_calibration
-from bien.core.deployment import Deployment, Selection, check_deployment
+from bien.core.costs.factors import CalibrationFile, read_calibration
+from bien.core.costs.machine import WIDER
+from bien.core.deployment import Deployment, PoolSpec, Selection, check_deployment
 from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
@@ -94,11 +95,46 @@ def calibrated(deployment: Deployment, file: Path) -> Deployment:
     """The deployment whose engine a calibration was made on, or one like it, with that engine's costs.
     UserError names what is wrong in the file."""
     found = read_calibration(file)
+    for pool in deployment.pool:
+        _check_alike(found, file, deployment, pool)
     parameters: dict[str, Any] = {"machine": found.machine, "factors": str(file), **found.formats}
     parameters |= found.layout
     executor = Selection("simulated", {k: v for k, v in parameters.items() if v})
     pools = tuple(msgspec.structs.replace(pool, executor=executor) for pool in deployment.pool)
     return msgspec.structs.replace(deployment, pool=pools)
+
+
+def _check_alike(found: CalibrationFile, file: Path, deployment: Deployment, pool: PoolSpec) -> None:
+    """UserError where the pool's engine is plainly another than the one that was calibrated."""
+    model, devices = Path(deployment.model.name).name, found.layout.get("tensor", pool.devices)
+    weights = found.formats.get("weights", "")
+    quantized = pool.quantizer.use if pool.quantizer.use in WIDER else ""
+    if found.model and Path(found.model).name != model:
+        other = f"of the model {found.model!r}, the deployment has {model!r}"
+    elif pool.executor.use != "torch":
+        return  # nothing computes there whose layout or formats would be others
+    elif devices != pool.devices:
+        other = f"of {devices} devices, pool {pool.name!r} has {pool.devices}"
+    elif (weights if weights in ("int8", "int4") else "") != quantized:
+        other = f"of weights in {weights}, pool {pool.name!r} has quantizer {pool.quantizer.use!r}"
+    else:
+        return
+    raise UserError(f"calibration {file} is {other}; valid: one of such an engine", field="factors")
+
+
+def _extrapolated(composition: Composition, driver: Driver) -> list[str]:
+    """What the run asked beyond what its calibrations have seen."""
+    longest = max((r.prompt_tokens + r.asked for r in driver.records), default=0)
+    notes = []
+    for pool in composition.pools:
+        found = getattr(pool.parts["executor"].config, "calibration", lambda: None)()
+        seen = found.ranges.get("positions") if found else None
+        if seen and longest > 2 * seen.high:  # the mean position of a prompt's tokens is its half
+            notes.append(
+                f"pool {pool.spec.name!r}: sequences of up to {longest:,} tokens, whose costs are "
+                f"extrapolated: the calibration saw {seen.high:,.0f} positions"
+            )
+    return notes
 
 
 def simulate(
@@ -231,6 +267,7 @@ async def _run(
     described["gateway"]["secret"] = "set" if composition.spec.secret else ""
     result = measure(driver, meta, kind="simulated", deployment=described, interrupted=interrupted, load=load)
     result.costs = pool_costs(composition)
+    result.fidelity.notes.extend(_extrapolated(composition, driver))
     return Run(driver, result, interrupted)
 
 

@@ -103,7 +103,7 @@ def _intervals(result: Result) -> list[tuple[str, str]]:
         )
         if (found := result.intervals.get(path))
     ]
-    return [("9 of 10 in", ", ".join(parts))] if parts else []
+    return [("as costs may be", ", ".join(parts))] if parts else []
 
 
 def _slowdown(value: float | None) -> str:

@@ -30,6 +30,12 @@ class Correction(msgspec.Struct, frozen=True):
     places: list[tuple[float, float, float]]
     weights: list[float]
 
+    @property
+    def sound(self) -> bool:
+        """Whether it can have come from `correct`."""
+        small = all(-10 <= w <= 10 for w in self.weights)
+        return min(self.lengths) > 0 and len(self.places) == len(self.weights) and small
+
     def arrays(self) -> tuple[Array, Array]:
         """Scaled places and weights, for `factors`."""
         places = np.array(self.places, dtype=np.float64).reshape(-1, 3)

@@ -14,7 +14,7 @@ from bien.core.errors import UserError, nearest
 SCHEMA = "bien.calibration/1"
 UNCALIBRATED = 0.4
 """Deviation of the logarithm of predicted seconds without a calibration: that of published TPOTs."""
-Factor = Annotated[float, msgspec.Meta(ge=0)]
+Factor = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True):
     correction: Correction | None = None
     request_seconds: Factor = 0.0  # on a request's way to the engine and back
     token_seconds: Factor = 0.0  # the same, per token of its prompt
-    deviation: Factor = 0.0
+    deviation: Annotated[float, msgspec.Meta(ge=0, le=1)] = UNCALIBRATED
     ranges: dict[str, Range] = {}
     engine: str = ""  # who was observed
     model: str = ""
@@ -65,6 +65,16 @@ def read_calibration(path: Path) -> CalibrationFile:
         raise UserError(f"calibration {path}: {error}", field="factors") from None
     if found.schema != SCHEMA:
         raise UserError(f"calibration {path}: schema {found.schema!r}; valid: {SCHEMA!r}", field="factors")
+    correction = found.correction
+    if correction is not None and not correction.sound:
+        raise UserError(
+            f"calibration {path}: its correction has lengths {correction.lengths}, {len(correction.places)} "
+            f"places and {len(correction.weights)} weights; valid: lengths above 0, as many of both, weights "
+            "within 10",
+            field="factors",
+        )
+    if not any(found.factors.values()):
+        raise UserError(f"calibration {path}: every factor is 0, steps would cost nothing", field="factors")
     for term in found.factors:
         if term not in TERMS:
             raise UserError(f"calibration {path}: no term {term!r}; {nearest(term, TERMS)}", field="factors")

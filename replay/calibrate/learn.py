@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bien.core.costs.calibrate import Kernel, Places, choose
-from bien.core.costs.factors import CalibrationFile, Range, Residuals
+from bien.core.costs.factors import UNCALIBRATED, CalibrationFile, Range, Residuals
 from bien.core.costs.fit import FEWEST, Fit, fit, place
 from bien.core.costs.observed import Observed
 from bien.core.costs.step import StepModel
@@ -19,6 +19,7 @@ from bien.core.errors import UserError
 Array = NDArray[np.float64]
 FITTED = 64  # places, at most
 FOLDS = 5
+WORST = 0.5  # median error elsewhere, of a fit that is one
 LEAST_DEVIATION = 0.02  # no machine repeats itself better
 _DESIGN = Kernel(constant=1.0, smooth=0.3, slopes=(0.1, 0.1, 0.1), noise=0.05)
 
@@ -60,8 +61,23 @@ def learn(model: StepModel, observed: Sequence[Observed], subject: Subject, most
     ways = [o for o in observed if not o.steps]
     chosen = set(_choose(steps, most))
     inside = [o for i, o in enumerate(steps) if i in chosen]
-    rest = [o for i, o in enumerate(steps) if i not in chosen]
+    # What differs from a place fitted to by a little more context only is a repeat of it.
+    near = {key for o in inside for key in _neighbours(o)}
+    rest = [o for i, o in enumerate(steps) if i not in chosen and _key(o) not in near]
+    if not rest:
+        raise UserError(
+            f"all of the {len(steps)} places repeat the {len(inside)} that are fitted to: none is left to "
+            "test on",
+            field="calibrate",
+        )
     found = fit(model, [*inside, *ways])
+    held_out = residuals(model, found, rest)
+    if not held_out.median < WORST:
+        raise UserError(
+            f"the fit to {len(inside)} places is off by {held_out.median:.0%} in the median of {len(rest)} "
+            f"others; valid: below {WORST:.0%} (was the machine busy with something else?)",
+            field="calibrate",
+        )
     layout: dict[str, Any] = msgspec.structs.asdict(model.layout)
     calibration = CalibrationFile(
         factors=found.factors,
@@ -76,12 +92,13 @@ def learn(model: StepModel, observed: Sequence[Observed], subject: Subject, most
         layout=layout,
         formats=msgspec.structs.asdict(model.formats),
         fitted=residuals(model, found, inside),
-        held_out=residuals(model, found, rest),
+        held_out=held_out,
     )
     calibrated = found.model(model)
     compared = [
         Compared(o.place, o.seconds, found.seconds(calibrated, o), o.repeats, i in chosen)
         for i, o in enumerate(steps)
+        if i in chosen or _key(o) not in near
     ]
     return Learnt(calibration, compared)
 
@@ -107,7 +124,9 @@ def _deviation(model: StepModel, steps: Sequence[Observed], ways: Sequence[Obser
             continue
         found = fit(model, [*(kept[i] for i in _choose(kept, FITTED)), *ways])
         totals.append(np.log1p(residuals(model, found, [steps[i] for i in left]).total))
-    return max(LEAST_DEVIATION, float(np.sqrt(np.mean(np.square(totals)))) if totals else 0.0)
+    if len(totals) < FOLDS:
+        return UNCALIBRATED  # too few places to say
+    return min(UNCALIBRATED, max(LEAST_DEVIATION, float(np.sqrt(np.mean(np.square(totals))))))
 
 
 def _choose(steps: Sequence[Observed], most: int) -> list[int]:
@@ -125,6 +144,16 @@ def _ranges(observed: Sequence[Observed]) -> dict[str, Range]:
         "positions": [s.looked_at / s.tokens for s in steps],
     }
     return {name: Range(min(v), max(v)) for name, v in values.items()}
+
+
+def _key(o: Observed) -> tuple[str, int]:
+    same, _, seen = o.place.rpartition("/")
+    return (same, int(seen)) if seen.isdecimal() else (o.place, 0)
+
+
+def _neighbours(o: Observed) -> list[tuple[str, int]]:
+    same, seen = _key(o)
+    return [(same, seen + d) for d in (-1, 0, 1)]
 
 
 def _octaves(o: Observed) -> Array:

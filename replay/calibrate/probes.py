@@ -35,11 +35,11 @@ class Reach(msgspec.Struct, frozen=True):
     tokens: int  # prompt tokens of all batches together, about
 
 
-def batches(reach: Reach) -> list[Batch]:
+def batches(reach: Reach, *, every: bool = True) -> list[Batch]:
     """Every number of sessions up to eight, then steps of half an octave (kernels have their own ideas of
     which numbers are alike); prompts four times as long each time, short ones only for what is no power of
-    two. Where they ask for more than `reach.tokens`, the dearest are left out. UserError: the engine holds
-    too little for any."""
+    two. Where they ask for more than `reach.tokens`, the dearest are left out. `every` False: powers of
+    two only. UserError: the engine holds too little for any."""
     longest = _longest_prompt(min(reach.context, reach.cache))
     if longest < SHORTEST:
         raise UserError(
@@ -47,7 +47,7 @@ def batches(reach: Reach) -> list[Batch]:
             f"is too small to calibrate; valid: {_tokens(SHORTEST)} tokens or more"
         )
     octaves = [2**i for i in range(int(math.log2(reach.sessions)) + 1)]
-    between = [*range(3, EACH), *(3 * n // 2 for n in octaves if n >= EACH)]
+    between = [*range(3, EACH), *(3 * n // 2 for n in octaves if n >= EACH)] if every else []
     rows = sorted({*octaves, *(n for n in between if n < reach.sessions), reach.sessions})
     lengths = [SHORTEST]
     while lengths[-1] < longest:

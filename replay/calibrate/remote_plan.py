@@ -67,7 +67,7 @@ def remote_plan(reach: Reach, chunk: int, spare: int) -> RemotePlan:
     room = Reach(reach.sessions, longest * 5 // 4 + reserve, reach.cache, reach.tokens // 2 // least)
     together = []
     sizes = _doubling(2 * SHORTEST, min(longest, largest, chunk - reach.sessions))
-    for number, batch in enumerate(batches(room)):
+    for number, batch in enumerate(batches(room, every=False)):
         new = tuple(sizes[(2 * number + i) % len(sizes)] for i in range(2)) if sizes else ()
         new = tuple(n for n in new if batch.sessions * (batch.prompt * 1.3 + answer) + n < reach.cache)
         together.append(Together(batch, new, _answer(batch, len(new), chunk, spare)))

@@ -57,15 +57,19 @@ def calibrate(
     from bien.replay.calibrate.run import calibrate_own, write_calibration
     from bien.replay.commands.deployment import composed
     from bien.replay.display import Display
-    from bien.replay.files import check_folder
+    from bien.replay.files import check_folder, same_file
     from bien.replay.say import say
+    from bien.replay.signals import end_as_ctrl_c
 
+    end_as_ctrl_c()
     for name, value, least in (("tokens", tokens, 1000), ("context", context, 256)):
         if value < least:
             raise UserError(f"--{name} is {value}; valid: {least} or more")
     for path, what in ((out, "calibration"), (plot, "plot")):
         if path is not None:
             check_folder(path, what)
+    if plot is not None and same_file(out, plot):
+        raise UserError(f"--out and --plot are both {out}; valid: two files")
     if url is None and chunk is not None:
         raise UserError("--chunk says how a server was started; leave it out without --url")
     composition = composed(deployment)

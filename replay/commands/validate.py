@@ -81,11 +81,13 @@ def engine(
     from bien.replay.files import pretty, write_whole
     from bien.replay.options import ReplayOptions, fraction
     from bien.replay.say import say
+    from bien.replay.signals import end_as_ctrl_c
     from bien.replay.validate.engine import validate_engine
     from bien.replay.validate.engine_display import print_validation
     from bien.replay.validate.engine_plot import write_plot
     from bien.replay.validate.engine_subjects import find_subjects, parse_loads
 
+    end_as_ctrl_c()
     loads = parse_loads(concurrency, runs)
     options = ReplayOptions(
         token_scale=fraction(token_scale, "--token-scale"),
@@ -102,6 +104,8 @@ def engine(
     write_whole(out / "validation.json", pretty(found), "validation")
     write_plot(out / "frontier.png", found)
     say(f"written to {out}: validation.json, frontier.png and every result")
+    if not all(j.met for j in found.judged) or found.cached_exact is False:
+        raise typer.Exit(1)
 
 
 def cliffs(
@@ -121,7 +125,7 @@ def cliffs(
         typer.Option(
             "--same-sessions/--same-tokens",
             help="Caches hold as many sessions as the measured servers' did (room times the mean prompt "
-            "of these sessions over that of the measured ones), or as many tokens.",
+            "of the 406 Weka sessions over that of the measured ones: 55 %), or as many tokens.",
         ),
     ] = True,
     jobs: Annotated[int, typer.Option(help="Simulate so many points at a time, each in a process.")] = 1,

@@ -30,8 +30,8 @@ def print_cliffs(found: Cliffs, console: Console | None = None) -> None:
     say(f"knee: {found.rule}; {found.trace}, {which}, gaps of at most {found.gap_cap:g} s")
     if found.share < 1:
         say(
-            f"caches have {found.share:.1%} of their room: so much smaller are prompts here than measured "
-            "ones on average, and as many sessions are to fit",
+            f"caches have {found.share:.1%} of their room: so much smaller are prompts of the 406 Weka "
+            "sessions than measured ones on average, and as many sessions are to fit",
             "yellow",
         )
     for curve in found.curves:

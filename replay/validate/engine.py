@@ -87,7 +87,7 @@ class Validation(msgspec.Struct):
     schema: str
     levels: list[Level]
     judged: list[Judged]
-    cached_exact: bool  # at every level, in every run, where nothing was evicted
+    cached_exact: bool | None  # at every level, in every run, where nothing was evicted; None: nowhere so
     cached_points: float  # largest difference of hit rates elsewhere, in points
     kendall: dict[str, float | None]  # of all levels
     spearman: dict[str, float | None]
@@ -131,13 +131,15 @@ def judge(levels: list[Level], base: Level) -> Validation:
             f"workers were busy {share} of the time at concurrency {base.concurrency}; valid: {BUSY:.0%}"
         )
     judged = [j for goal in GOALS if (j := _judge(goal, base)) is not None]
-    exact, points = True, 0.0
+    exact: bool | None = None
+    points = 0.0
     for level in levels:
         for cached, run in zip(level.cached_live, level.live, strict=True):
             if not level.evicted:
-                exact &= cached == level.cached_predicted
-            elif (a := run["cache.achieved"]) is not None and (b := level.predicted["cache.achieved"]):
-                points = max(points, 100 * abs(a - b))
+                exact = exact is not False and cached == level.cached_predicted
+            else:
+                live, predicted = run["cache.achieved"] or 0.0, level.predicted["cache.achieved"] or 0.0
+                points = max(points, 100 * abs(live - predicted))
     kendall, spearman = {}, {}
     for path in RANKED:
         kendall[path], spearman[path] = _ranks(levels, path)

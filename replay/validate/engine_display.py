@@ -15,7 +15,8 @@ def print_validation(found: Validation, console: Console | None = None) -> None:
         say(note, "yellow", console)
     console.print(_goals(found))
     console.print(_levels(found))
-    cached = "equal at every level" if found.cached_exact else "NOT equal"
+    words = {True: "equal at every level", False: "NOT equal", None: "evicted at every level"}
+    cached = words[found.cached_exact]
     more = (
         f"; where tokens were evicted within {found.cached_points:.2f} points" if found.cached_points else ""
     )
