@@ -298,7 +298,8 @@ class RemoteClient:
             if failures >= FAILURES:
                 self._die(f"{self._endpoint.url} is not healthy: {why}")
                 return
-            self._load.readings = await self._server.look()
+            ours = len(self._load.works)
+            self._load.look(await self._server.look(), ours)
             self._watch.check()
             if self._history is not None:
                 self._emit(self._history.expire(self._clock.time()))

@@ -31,10 +31,19 @@ class Load:
     def __init__(self) -> None:
         self.works: dict[int, Work] = {}  # by rid
         self.readings = Readings()  # as last polled; other gateways' requests are in it
+        self._others = (0, 0)  # of these, running and waiting
         self._totals = WorkerStats()
         self._reports = 0
         self._busy: float | None = None  # since when it has work of ours
         self._mean = 0.0  # uncached tokens of a request, of ours lately
+
+    def look(self, readings: Readings, ours: int) -> None:
+        """The server was polled; until then it had `ours` requests of this gateway at most. What it had
+        beside them is others', until the next poll: ours that end meanwhile are not counted on."""
+        self.readings = readings
+        running, waiting = readings.running or 0, readings.waiting or 0
+        others = max(0, running + waiting - max(ours, len(self.works)))
+        self._others = others - min(others, waiting), min(others, waiting)
 
     def add(self, rid: int, prompt_tokens: int, uncached: int, now: float) -> None:
         self.works[rid] = Work(prompt_tokens, uncached, self._reports)
@@ -67,16 +76,16 @@ class Load:
         """For the gateway."""
         works, read = self.works.values(), self.readings
         started = sum(work.started for work in works)
-        # What others have brought is known as a number of requests only: they count as ours do.
-        others = max(0, (read.waiting or 0) - (len(works) - started))
+        running, waiting = self._others
         behind = self._reports - REPORTS_BEHIND
         self._reports += 1
         totals = self._totals
         return WorkerStats(
-            running=max(started, read.running or 0),
-            waiting=max(len(works) - started, read.waiting or 0),
+            running=started + running,
+            waiting=len(works) - started + waiting,
+            # What others have brought is known as a number of requests only: they count as ours do.
             queued_tokens=sum(w.uncached for w in works if not w.started and w.born <= behind)
-            + round(others * self._mean),
+            + round(waiting * self._mean),
             used_blocks=round((read.usage or 0.0) * (read.blocks or 0)),
             total_blocks=read.blocks or 0,
             computed_tokens=totals.computed_tokens,

@@ -120,7 +120,7 @@ class StandIn:
         ids, made = self.read(body), list[int]()
         try:
             cached = await self.prefill(body, ids)
-            words = self.write(ids, body["max_tokens"] if self.stop is None else 3)
+            words = self.write(ids, body.get("max_tokens") or 16 if self.stop is None else 3)
             for n, (token, text) in enumerate(words):
                 await WallClock().sleep(self.pace)
                 if n == self.cut_after and self.cuts:

@@ -62,7 +62,7 @@ def before_engines(
     named: dict[str, Any] = {
         "urls": [engine.url for engine in engines],
         "events": [engine.addresses[0] for engine in engines],
-        "poll_seconds": 0.2,
+        "poll_seconds": 0.1,
         "grace_seconds": GRACE,
     }
     if replay:

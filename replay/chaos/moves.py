@@ -27,12 +27,10 @@ class Placed(NamedTuple):
     engine: int  # that computed it
 
 
-async def warm(
-    world: World, router: Router, count: int = PLAIN, characters: int = CHARACTERS, **fields: Any
-) -> list[Placed]:
-    """Fresh prompts, each sent once. Spoiled: one was not answered, or found cached."""
+async def warm(world: World, router: Router, count: int = 0, **fields: Any) -> list[Placed]:
+    """Fresh prompts (0: as many as is usual), each sent once. Spoiled: one failed, or was cached before."""
     found = []
-    prompts = world.prompts.several(count, characters)
+    prompts = world.prompts.several(count or PLAIN, CHARACTERS)
     for messages, reply in zip(prompts, await router.all(prompts, at_once=3, **fields), strict=True):
         absent(reply)
         words = messages[-1]["content"][:16]
@@ -47,7 +45,7 @@ def absent(reply: Reply) -> None:
         raise Spoiled(f"of a fresh prompt {reply.cached} of {reply.prompt} tokens were cached")
 
 
-async def elsewhere(world: World, router: Router, count: int = PLAIN, **fields: Any) -> list[Placed]:
+async def elsewhere(world: World, router: Router, count: int = 0, **fields: Any) -> list[Placed]:
     """Fresh prompts, each held by one engine only, and not by the one that the router had sent it to: who
     does not listen to events cannot know."""
     found, engines = [], router.engines
@@ -60,7 +58,7 @@ async def elsewhere(world: World, router: Router, count: int = PLAIN, **fields: 
     return found
 
 
-async def twins(world: World, router: Router, count: int = PLAIN) -> list[Placed]:
+async def twins(world: World, router: Router, count: int = 0) -> list[Placed]:
     """Fresh prompts that the engines 0 and 1 hold, both, and no other one."""
     found, engines = [], router.engines
     for messages, prompt, at in await warm(world, router, count):

@@ -1,0 +1,35 @@
+"""`Load`: what others have brought to an engine counts, what was ours and has ended does not."""
+
+from __future__ import annotations
+
+from bien.gateway.remote.dialect import Readings
+from bien.gateway.remote.load import Load
+
+
+def test_others_waiting_requests_are_queued_tokens_as_ours_are() -> None:
+    load = Load()
+    load.add(1, 1000, 600, 0.0)
+    load.look(Readings(running=1, waiting=4), ours=1)
+    report = load.report(0.1)
+    assert (report.running, report.waiting, report.queued_tokens) == (0, 1 + 4, 4 * 600)
+    load.gained(1, 1)
+    load.look(Readings(running=3, waiting=0), ours=1)
+    report = load.report(0.2)
+    assert (report.running, report.waiting, report.queued_tokens) == (1 + 2, 0, 0)
+
+
+def test_ours_that_ended_since_the_poll_are_not_taken_for_others() -> None:
+    load = Load()
+    for rid in range(3):
+        load.add(rid, 100, 100, 0.0)
+    load.look(Readings(running=1, waiting=2), ours=3)
+    for rid in range(3):
+        load.remove(rid, 0.5)
+    report = load.report(0.6)
+    assert (report.running, report.waiting, report.queued_tokens) == (0, 0, 0)
+
+
+def test_ours_that_ended_while_it_was_polled_are_ours() -> None:
+    load = Load()
+    load.look(Readings(running=2, waiting=0), ours=2)
+    assert load.report(0.0).running == 0
