@@ -19,10 +19,11 @@ from bien.core.worker.redis_link import close_redis, redis_client
 from bien.replay.bench.restart_fleet import Fleet, deployment
 
 TURNS = 16
-PROMPT_TOKENS, STEP_TOKENS = 1024, 256  # of a first turn, and what each later one adds
+PROMPT_TOKENS, STEP_TOKENS = 1024, 128  # of a first turn, and what each later one adds
 OUTPUT_TOKENS = 64
 WORKERS, GATEWAYS = 8, 4
 IDLE_SECONDS = 6.0
+PINGS = 300
 
 
 async def per_request(url: str, rate: float, requests: int) -> dict[str, Any]:
@@ -30,7 +31,7 @@ async def per_request(url: str, rate: float, requests: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_toy(Path(folder) / "toy", max_position_embeddings=8192)
         fleet = await Fleet.open(
-            deployment(model, url, WORKERS, 1 << 17, 9.0, step_ms=8.0, token_ms=0.1, row_ms=0.2), GATEWAYS
+            deployment(model, url, WORKERS, 1 << 17, 9.0, step_ms=8.0, token_ms=0.05, row_ms=0.2), GATEWAYS
         )
     client = redis_client(url, 5.0)
     try:
@@ -48,6 +49,7 @@ async def per_request(url: str, rate: float, requests: int) -> dict[str, Any]:
             for name, told in after[1].items()
             if told["calls"] > _calls(before[1], name)
         }
+        ping = await _pinged(client, rate)
         blocks, held = await _held(client, fleet)
     finally:
         await close_redis(client)
@@ -57,6 +59,7 @@ async def per_request(url: str, rate: float, requests: int) -> dict[str, Any]:
         "requests_per_second": round(requests / seconds, 1),
         "redis_us_per_request": round(1e6 * cpu / requests, 1),
         "redis_us_per_second_without_requests": round(1e6 * idle, 1),  # with all leases and looks at them
+        "redis_us_per_ping_at_that_rate": round(1e6 * (ping - idle / rate), 1),  # what any command costs here
         "reserved": after[2][0] - before[2][0],
         "asked_for": after[2][1] - before[2][1],
         "reservations_missed": after[2][2] - before[2][2],
@@ -105,6 +108,14 @@ async def _idle(client: Any) -> float:
     before = _spent(await client.info("cpu"))
     await WallClock().sleep(IDLE_SECONDS)
     return (_spent(await client.info("cpu")) - before) / IDLE_SECONDS
+
+
+async def _pinged(client: Any, rate: float) -> float:
+    before = _spent(await client.info("cpu"))
+    for _ in range(PINGS):
+        await client.ping()
+        await WallClock().sleep(1 / rate)
+    return (_spent(await client.info("cpu")) - before) / PINGS
 
 
 def _spent(cpu: dict[str, Any]) -> float:

@@ -210,8 +210,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         found = PluginManager.load("").find("kv_index", "memory").provider
         onlooker = Onlooker(found.factory(found.config_type(), Context(clock=WallClock())))
         opened.push_async_callback(onlooker.close)
-        for client in await fleet.clients():
-            onlooker.see(client)
+        for number in range(args.workers):
+            onlooker.see(await fleet.client(number))
         await onlooker.settled()
         protocol = Protocol(fleet, onlooker, args.sessions)
         clock = WallClock()
@@ -237,7 +237,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
         async def worker() -> None:
             await fleet.kill_worker(0)
-            onlooker.see((await fleet.clients())[0])
+            onlooker.see(await fleet.client(0))
 
         events = {"redis": redis, "gateways": gateways, "both": both, "worker": worker}
         for name in args.phases:

@@ -116,13 +116,12 @@ class Fleet:
         await old.wait()
         self.processes[number] = await old.respawn()
 
-    async def clients(self) -> list[SocketClient]:
-        """Connections of an onlooker to the workers that run now."""
+    async def client(self, number: int) -> SocketClient:
+        """A connection of an onlooker to a worker that runs now."""
         any_index = self.sites[0].index
         assert isinstance(any_index, DurableIndex)
-        token = shared_token(self.composition, any_index)
-        places = [(p.ready.host, p.ready.port) for p in self.processes]
-        return [await SocketClient.connect(host, port, token) for host, port in places]
+        ready = self.processes[number].ready
+        return await SocketClient.connect(ready.host, ready.port, shared_token(self.composition, any_index))
 
     async def close(self) -> None:
         for site in self.sites:

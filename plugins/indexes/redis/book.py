@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from bien.gateway.api import Bid, Keys
 
+FADE = 0.9  # of what was seen, at each look
+
 
 @dataclass(slots=True, eq=False)
 class Asked:
@@ -29,7 +31,7 @@ class Book:
         self.loads: dict[str, int] = {}  # by place, microseconds; none is 0
         self.changes: dict[str, int] = {}  # of what Redis holds of ours, not sent yet
         self.asked: list[Asked] = []  # not sent yet
-        self.hidden = 0.0  # ms: the most that others were seen to have reserved at one place, lately
+        self.hidden = 0.0  # ms: the most that was lately seen reserved at a place beyond the known wait there
         self.asking = 0  # commands that reserve, on their way or about to be
         self.meet_at = 0.0
         self.wrong = False  # Redis may hold something else of ours than what is true
@@ -54,9 +56,12 @@ class Book:
         self.changes[place] = self.changes.get(place, 0) + work
         self._on_change(self)
 
-    def met(self, gateways: list[bytes], own: str, most: int) -> None:
+    def met(self, gateways: list[bytes], own: str) -> None:
         self.others = [self._load_key(g.decode()) for g in gateways if g.decode() != own]
-        self.hidden = most / 1000
+        self.hidden *= FADE
+
+    def seen(self, hidden: float) -> None:
+        self.hidden = max(hidden, FADE * self.hidden)
 
 
 class Reservation:

@@ -24,7 +24,7 @@ MEET_SECONDS = 1.0  # between looks who else is there
 REST, LONGEST_REST = 0.1, 2.0  # seconds without reservations after one that did not come in time
 SEND_SECONDS = 0.05  # that what is released waits for more, or for a reservation
 NEAR = 1.0  # ms by which prices differ that are as good as equal
-MOST = 16  # bids of one reservation; the dearer ones are left out
+MOST = 8  # bids of one reservation; the dearer ones are left out
 log = logging.getLogger("bien.gateway")
 
 
@@ -83,11 +83,11 @@ class Reserver:
         return None
 
     def _open(self, book: Book, bids: Sequence[Bid]) -> list[int]:
-        """The bids that may turn out to be the cheapest: those whose price the cheapest could reach by what
-        has been seen reserved anywhere, or by a request like this one from every other gateway."""
+        """The bids that may turn out to be the cheapest: the cheapest could reach their price by what was
+        lately seen reserved beyond what we knew, or by a request like this from every other gateway."""
         prices = [bid.cost + bid.wait for bid in bids]
         best = min(range(len(bids)), key=prices.__getitem__)
-        most = prices[best] + NEAR + max(2 * book.hidden, len(book.others) * bids[best].work)
+        most = prices[best] + NEAR + max(book.hidden, len(book.others) * bids[best].work)
         chosen = [i for i, price in enumerate(prices) if price <= most]
         self._rng.shuffle(chosen)  # of equal ones the script takes the first
         return sorted(chosen, key=prices.__getitem__)[:MOST] if len(chosen) > MOST else chosen
@@ -141,7 +141,7 @@ class Reserver:
             at, waits = one.chosen[next(answer)], [0.0] * len(one.bids)
             for i in one.chosen:
                 waits[i] = next(answer) / 1000
-            book.hidden = max(book.hidden, *waits)
+            book.seen(max(waits[i] - one.bids[i].wait for i in one.chosen))
             made = Reservation(book, one.places, at, waits, us(one.bids[at].work))
             self.made += 1
             self.asked += 1
@@ -156,9 +156,9 @@ class Reserver:
 
     async def _meet(self, book: Book) -> None:
         """Say that we are here, and learn who else is."""
-        keys = (book.gateways, book.own, *book.others)
-        new, most, *gateways = await run_script(self._link.client, MEET, keys, self._id, self._lease)
-        book.met(gateways, self._id, most)
+        keys = (book.gateways, book.own)
+        new, *gateways = await run_script(self._link.client, MEET, keys, self._id, self._lease)
+        book.met(gateways, self._id)
         book.meet_at = self._clock.time() + min(MEET_SECONDS, self._lease / 3000)
         if new or book.wrong:  # Redis did not know us: it has forgotten the rest, too
             await self._set_right(book)

@@ -37,23 +37,15 @@ return answer
 """
 
 MEET = """
--- KEYS gateways, the gateway's own loads, then those of the others
+-- KEYS gateways, the gateway's own loads
 -- ARGV gateway, lease ms
--- Whether it was not there, the most that others have reserved at one place, then all gateways
+-- Whether it was not there, then all gateways
 local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local new = redis.call('ZADD', KEYS[1], ms, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ms - ARGV[2])
 for key = 1, 2 do redis.call('PEXPIRE', KEYS[key], ARGV[2]) end
-local loads, most = {}, 0
-for key = 3, #KEYS do
-  local held = redis.call('HGETALL', KEYS[key])
-  for i = 1, #held, 2 do
-    local load = (loads[held[i]] or 0) + math.max(0, tonumber(held[i + 1]))
-    loads[held[i]], most = load, math.max(most, load)
-  end
-end
-local answer = {new, most}
+local answer = {new}
 for _, gateway in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do answer[#answer + 1] = gateway end
 return answer
 """
