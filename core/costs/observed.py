@@ -10,6 +10,8 @@ import numpy as np
 
 from bien.core.errors import UserError
 
+HANGS = 3600.0  # seconds that no step takes
+
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """What one step computed: counts[i] tokens of a sequence from position starts[i] on."""
@@ -72,10 +74,13 @@ def read_steps(path: Path) -> list[StepRecord]:
             if number == len(lines):  # its writer was cut off
                 break
             raise UserError(f"step log {path}, line {number}: {error}") from None
-        if len(record.step.starts) != len(record.step.counts) or not record.seconds > 0:
+        step = record.step
+        counted = len(step.starts) == len(step.counts) > 0 and min(step.counts) > 0 and min(step.starts) >= 0
+        if not counted or not 0 < record.seconds < HANGS:
             raise UserError(
-                f"step log {path}, line {number}: {len(record.step.starts)} starts, "
-                f"{len(record.step.counts)} counts, {record.seconds:g} s; valid: as many of both, above 0 s"
+                f"step log {path}, line {number}: {len(step.starts)} starts, {len(step.counts)} counts, "
+                f"{record.seconds:g} s; valid: as many of both, one or more, each of a token or more, above 0 "
+                f"and below {HANGS:g} s"
             )
         out.append(record)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -113,7 +114,8 @@ class _Page:
             for family in text_string_to_metric_families("\n".join(lines) + "\n"):
                 for sample in family.samples:
                     short = sample.name.removeprefix(prefix)
-                    self.values.setdefault(short, []).append((sample.labels, sample.value))
+                    if math.isfinite(sample.value):  # of a quantile that was never observed
+                        self.values.setdefault(short, []).append((sample.labels, sample.value))
         except (ValueError, KeyError) as error:
             raise UserError(f"the server's metrics page cannot be read: {error}", field="url") from None
 

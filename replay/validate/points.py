@@ -90,7 +90,7 @@ class _Unusable(Exception):
 
 def _point(row: dict[str, str], number: int) -> Point:
     numbers = {k: _number(row, k) for k in ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms")}
-    disagg = row["disagg"] in ("1", "True", "true")
+    disagg = row["disagg"].strip().lower() in ("1", "true")
     name = row["parallelism"]
     if disagg:
         prefill, decode = _apart(name)
