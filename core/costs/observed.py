@@ -79,8 +79,8 @@ def read_steps(path: Path) -> list[StepRecord]:
         if not counted or not 0 < record.seconds < HANGS:
             raise UserError(
                 f"step log {path}, line {number}: {len(step.starts)} starts, {len(step.counts)} counts, "
-                f"{record.seconds:g} s; valid: as many of both, one or more, each of a token or more, above 0 "
-                f"and below {HANGS:g} s"
+                f"{record.seconds:g} s; valid: as many of both, one or more, each of a token or more, above "
+                f"0 and below {HANGS:g} s"
             )
         out.append(record)
     return out
