@@ -69,6 +69,10 @@ class StandIn:
         """The ids of the prompt."""
         return list(body["prompt"])
 
+    def length(self, body: dict[str, Any]) -> int:
+        """Tokens of the answer."""
+        return int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
+
     def page(self) -> str:
         """Of /metrics."""
         return self.metrics
@@ -120,7 +124,7 @@ class StandIn:
         ids, made = self.read(body), list[int]()
         try:
             cached = await self.prefill(body, ids)
-            words = self.write(ids, body.get("max_tokens") or 16 if self.stop is None else 3)
+            words = self.write(ids, self.length(body) if self.stop is None else 3)
             for n, (token, text) in enumerate(words):
                 await WallClock().sleep(self.pace)
                 if n == self.cut_after and self.cuts:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from bien.core.errors import BienError
 from bien.replay.chaos.ask import Message, Reply
+from bien.replay.chaos.case import NotApplicable
 from bien.replay.chaos.engine import Served
 from bien.replay.chaos.router import Router
 from bien.replay.chaos.world import World
@@ -38,6 +39,11 @@ async def warm(world: World, router: Router, count: int = 0, **fields: Any) -> l
     return found
 
 
+def listening(router: Router) -> None:
+    if not router.listened_to:
+        raise NotApplicable("nobody listens to the engines' events")
+
+
 def absent(reply: Reply) -> None:
     if not reply.ok:
         raise Spoiled(f"a fresh prompt was not answered: {reply.status} {reply.error or 'cut off'}")
@@ -46,8 +52,9 @@ def absent(reply: Reply) -> None:
 
 
 async def elsewhere(world: World, router: Router, count: int = 0, **fields: Any) -> list[Placed]:
-    """Fresh prompts, each held by one engine only, and not by the one that the router had sent it to: who
-    does not listen to events cannot know."""
+    """Fresh prompts, each held by one engine only, and not by the one that the router had sent it to.
+    NotApplicable: who does not listen to events cannot know."""
+    listening(router)
     found, engines = [], router.engines
     for messages, prompt, at in await warm(world, router, count, **fields):
         other = (at + 1) % len(engines)
@@ -59,7 +66,8 @@ async def elsewhere(world: World, router: Router, count: int = 0, **fields: Any)
 
 
 async def twins(world: World, router: Router, count: int = 0) -> list[Placed]:
-    """Fresh prompts that the engines 0 and 1 hold, both, and no other one."""
+    """Fresh prompts that the engines 0 and 1 hold, both, and no other one. NotApplicable: as `elsewhere`."""
+    listening(router)
     found, engines = [], router.engines
     for messages, prompt, at in await warm(world, router, count):
         for engine in engines[:2]:

@@ -28,8 +28,7 @@ async def memory(world: World, log: Log) -> None:
     async with world.router(fresh=True) as router:
         if not router.pid:
             raise NotApplicable("its process is not on this machine, or not ours to look at")
-        if not router.listened_to:
-            raise NotApplicable("nobody listens to the engines' events")
+        moves.listening(router)
         process, sizes = psutil.Process(router.pid), []
         engine = world.engines[0]
         for _ in range(FIRST + MORE):
@@ -93,16 +92,17 @@ async def hot(world: World, log: Log) -> None:
 
 async def others(world: World, log: Log) -> None:
     async with world.router() as router:
+        engine = router.engines[await _favourite(world, router)]
         # Another gateway's: sent to an engine without a word to this one.
-        direct = Router(world.engines[0].url, router.model, router.http, world.engines, False, 0)
+        direct = Router(engine.url, router.model, router.http, world.engines, False, 0)
         load = [asyncio.create_task(direct.ask(m)) for m in world.prompts.several(OTHER, 20_000)]
         try:
             await WallClock().sleep(LOOKED)
             waiting = sum(not task.done() for task in load)
-            before = len(world.engines[0].asked)
+            before = len(engine.asked)
             # One after the other, and who has to wait leaves: a router's own books must not tell it.
             await router.all(world.prompts.several(OWN, 500), patience=PATIENCE)
-            misled = len(world.engines[0].asked) - before
+            misled = len(engine.asked) - before
         finally:
             for task in load:
                 task.cancel()
@@ -130,6 +130,12 @@ async def others(world: World, log: Log) -> None:
             len(counts) == len(fleet.workers) and counts[-1] <= 1.5 * even,
             f"{_spread(counts)}, even {even:.0f} (at most {1.5 * even:.0f})",
         )
+
+
+async def _favourite(world: World, router: Router) -> int:
+    """The engine that it sends most cold prompts to."""
+    counts = _counts(router, places(await router.all(world.prompts.several(9, 300))))
+    return counts.index(max(counts))
 
 
 def _more(world: World, talk: list[Message]) -> list[Message]:

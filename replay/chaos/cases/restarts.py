@@ -91,6 +91,7 @@ async def cleared(world: World, log: Log) -> None:
 
 async def gaps(world: World, log: Log) -> None:
     async with world.router() as router:
+        moves.listening(router)
         placed = await moves.warm(world, router)
         engine, before = world.engines[1], world.engines[1].replays_asked
         engine.wire.lose = True
@@ -153,8 +154,7 @@ async def fresh(world: World, log: Log) -> None:
                 "it ran before its engines had anything; start it while the suite waits for it"
             )
         assert world.given is not None
-        if not world.given.listened_to:
-            raise NotApplicable("nobody listens to the engines' events")
+        moves.listening(world.given)
         log.found("what engines had before it started", [await world.given.ask(m) for m in world.early])
         return
     async with world.router() as first:

@@ -66,7 +66,8 @@ async def tenants(world: World, log: Log) -> None:
         log.found("a tenant finds what is his", await moves.again(router, placed, key="alice"))
         _nothing(log, "another one finds nothing of it", await moves.again(router, placed, key="bob"))
         _nothing(log, "nor does who is nobody's", await moves.again(router, placed))
-        salted = await moves.elsewhere(world, router, FEW, salt="s1")
+        make = moves.elsewhere if router.listened_to else moves.warm
+        salted = await make(world, router, FEW, salt="s1")
         if not any(one.prompt.salt for one in salted):
             log.check("salts reach the engines", False, "no request had one there")
             return
@@ -221,8 +222,6 @@ async def luck(world: World, log: Log) -> None:
 
 async def score(world: World, log: Log) -> None:
     async with world.router(fresh=True) as router:
-        if not router.listened_to:
-            raise NotApplicable("nobody listens to the engines' events")
         placed = await moves.elsewhere(world, router)
         replies = await moves.again(router, placed)
         what = "configured by the book, it finds what events alone can tell it"
