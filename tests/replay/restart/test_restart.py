@@ -47,9 +47,9 @@ def test_a_gateway_that_starts_in_the_middle_would_be_seen(monkeypatch: pytest.M
     require_redis()
     fetch = IndexFeed._fetch
 
-    async def nothing(feed: IndexFeed, client: object, held: list[object]) -> None:
+    async def nothing(feed: IndexFeed, client: object, dp_rank: int, held: list[object]) -> None:
         if not isinstance(feed._index, RedisIndex):
-            await fetch(feed, client, held)  # type: ignore[arg-type]
+            await fetch(feed, client, dp_rank, held)  # type: ignore[arg-type]
 
     async def never(index: RedisIndex, worker: str, dp_rank: int) -> bool:
         return False
