@@ -24,7 +24,7 @@ def test_probes_fit(reach: Reach, chunk: int, spare: int) -> None:
         plan = remote_plan(reach, chunk, spare)
     except UserError as error:
         assert "too small to calibrate" in str(error)
-        assert reach.context < 1000 + 4 * reach.sessions or reach.cache < 2000 + 4 * reach.sessions
+        assert reach.context < 3000 + 32 * reach.sessions or reach.cache < 6000 + 32 * reach.sessions
         return
     assert plan.rounds >= 2 and plan.lone and plan.together
     for lone in plan.lone:
