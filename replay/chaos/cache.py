@@ -42,25 +42,26 @@ class PrefixCache:
         return self.block * next((i for i, key in enumerate(chain) if key not in self._blocks), len(chain))
 
     def store(self, ids: list[int], salt: str) -> list[Event]:
-        """Its whole blocks are there from now on, and were used last; what that removes goes first."""
-        chain, stored = self._chain(ids, salt), list[Block]()
-        start = 0
+        """Its whole blocks are there from now on, and were used last; what goes for it is told first."""
+        chain = self._chain(ids, salt)
+        runs: list[list[Block]] = []  # of new blocks, each behind one that was there
         parent: Name | None = None
         for i, key in enumerate(chain):
             block = self._blocks.get(key)
             if block is None:
-                if not stored:
-                    start = i
                 tokens = ids[i * self.block : (i + 1) * self.block]
                 block = self._blocks[key] = Block(self._name(key), parent, tokens, salt)
-                stored.append(block)
+                if runs and runs[-1][-1].name == parent:
+                    runs[-1].append(block)
+                else:
+                    runs.append([block])
             parent = block.name
         for key in reversed(chain):  # of one prompt its end goes first
             self._blocks.move_to_end(key)
         gone = []
         while len(self._blocks) > self._capacity:
             gone.append(self._blocks.popitem(last=False)[1].name)
-        return ([_removed(gone)] if gone else []) + ([_stored(stored, self.block, start)] if stored else [])
+        return ([_removed(gone)] if gone else []) + [_stored(run, self.block) for run in runs]
 
     def drop(self, ids: list[int], salt: str = "", keep: int = 0) -> list[Event]:
         """Its blocks are gone, but for the first `keep`; those of others that begin with it, too."""
@@ -87,7 +88,7 @@ class PrefixCache:
         return digest if self._naming == "bytes" else int.from_bytes(digest[-8:], "big")
 
 
-def _stored(blocks: list[Block], size: int, start: int) -> Event:
+def _stored(blocks: list[Block], size: int) -> Event:
     salt = blocks[0].salt
     event: Event = {
         "type": "BlockStored",
@@ -99,7 +100,7 @@ def _stored(blocks: list[Block], size: int, start: int) -> Event:
         "medium": "GPU",
         "lora_name": None,
     }
-    if salt and not start:  # it enters the hash of a chain's first block only
+    if salt and blocks[0].parent is None:  # it enters the hash of a chain's first block only
         event["extra_keys"] = [[salt], *[None] * (len(blocks) - 1)]
     return event
 

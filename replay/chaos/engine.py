@@ -182,6 +182,7 @@ class ChaosEngine(StandIn):
         router.add_post("/v1/chat/completions", self._complete)
         for path in ("/v1/chat/completions/render", "/v1/completions/render"):
             router.add_post(path, self._render)
+        router.add_post("/tokenize", self._tokenize)
         for path in ("/get_server_info", "/server_info", "/get_model_info", "/model_info"):
             router.add_get(path, self._info)
 
@@ -245,7 +246,14 @@ class ChaosEngine(StandIn):
 
     async def _render(self, request: web.Request) -> web.Response:
         body = await request.json()
-        return web.json_response({"token_ids": self.read(body), "model": self.name})
+        ids = self.read(body)
+        asked = {"max_tokens": self.length(body), "temperature": 0.0}
+        made = {"request_id": "chaos", "token_ids": ids, "sampling_params": asked, "model": self.name}
+        return web.json_response(made)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        ids = self.read(await request.json())
+        return web.json_response({"count": len(ids), "max_model_len": self.context, "tokens": ids})
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": self.name, "served_model_name": self.name, "tp_size": 1})

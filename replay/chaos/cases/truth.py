@@ -235,15 +235,15 @@ async def score(world: World, log: Log) -> None:
         prompts = world.prompts.several(moves.PLAIN)
         for reply in await router.all(prompts, at_once=3):
             moves.absent(reply)
-        await _parity(router, log, await router.all(prompts))
+        await _parity(router, log, await router.all(prompts), "real workers: ")
 
 
-async def _parity(router: Router, log: Log, replies: list[Reply]) -> None:
+async def _parity(router: Router, log: Log, replies: list[Reply], whose: str = "") -> None:
     predicted = sum(max(0, reply.predicted) for reply in replies)
     found = sum(max(0, reply.cached) for reply in replies)
     said = await router.metric("bien_parity_overall_ratio")
     log.check(
-        "its score is not 0, and true",
+        f"{whose}its score is not 0, and true",
         predicted > 0 and abs(predicted / max(1, found) - 1) <= ALMOST and abs(said - 1) <= ALMOST,
         f"{predicted} tokens predicted, {found} found ({hits(replies):.1%}); parity in /metrics {said:.3f}",
     )
