@@ -40,6 +40,7 @@ async def memory(world: World, log: Log) -> None:
             for part in parts:
                 await engine.drop(part)
             await router.settle()
+            engine.publisher.kept.clear()  # engines keep so many for replays and no more
             sizes.append(process.memory_info().rss)
         grown = sizes[-1] - sizes[FIRST - 1]
         per = grown / (MORE * BLOCKS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bien.replay.chaos import moves
-from bien.replay.chaos.case import Case, Log, NotApplicable
+from bien.replay.chaos.ask import Reply
+from bien.replay.chaos.case import ENOUGH, Case, Log, NotApplicable
 from bien.replay.chaos.engine import Habits
 from bien.replay.chaos.router import Router, until
 from bien.replay.chaos.world import World
@@ -165,10 +166,11 @@ async def fresh(world: World, log: Log) -> None:
     async with world.router(Habits(token_ms=0.08)) as first:
         talks = [one.messages for one in await moves.warm(world, first)]
         async with world.router(again=True, replay=False) as late:
+            replies, before = list[Reply](), 0
             for _ in range(3):
-                longer = [[*m, {"role": "user", "content": world.prompts.text(400)}] for m in talks]
-                replies = await late.all(longer)
-                talks = longer
+                before = sum(reply.prompt for reply in replies)
+                talks = [[*m, {"role": "user", "content": world.prompts.text(400)}] for m in talks]
+                replies = await late.all(talks)
                 await late.settle()
             claimed = sum(max(0, reply.predicted - reply.cached) for reply in replies)
             log.check(
@@ -176,7 +178,8 @@ async def fresh(world: World, log: Log) -> None:
                 claimed <= 16 * len(replies),
                 f"{claimed} tokens claimed and not found, of {sum(r.prompt for r in replies)}",
             )
-            log.found("and keeps its own sessions together", replies, 0.8)
+            said = before / max(1, sum(reply.prompt for reply in replies))
+            log.found("and keeps its own sessions together", replies, ENOUGH * said)
     fleet = await world.fleet()
     async with world.before(fleet) as router:
         prompts = world.prompts.several(moves.PLAIN)

@@ -15,6 +15,7 @@ from bien.core.deployment import Deployment, Selection
 from bien.replay.chaos import moves, world
 from bien.replay.chaos.case import CaseReport
 from bien.replay.chaos.engine import Habits
+from bien.replay.chaos.gateways import Start
 from bien.replay.chaos.run import chosen, put_through
 from bien.replay.chaos.world import own_world
 from bien.replay.stack import Stack
@@ -34,10 +35,10 @@ async def start_here(deployment: Deployment, attach: bool, canary: bool) -> Here
 
 
 @asynccontextmanager
-async def small_world() -> Any:
+async def small_world(start: Start = start_here) -> Any:
     # Paths of sockets are short: pytest's own folders are not.
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        async with own_world(Path(folder), start=start_here) as made:
+        async with own_world(Path(folder), start=start) as made:
             made.gateway = {"router": PLAIN_ROUTER}
             yield made
 
@@ -54,8 +55,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def put() -> Callable[..., Any]:
     """One case through a small world, whose gateways have other fields."""
 
-    async def one(number: int, index: dict[str, Any] | None = None, **gateway: Any) -> CaseReport:
-        async with small_world() as made:
+    async def one(
+        number: int, index: dict[str, Any] | None = None, start: Start = start_here, **gateway: Any
+    ) -> CaseReport:
+        async with small_world(start) as made:
             made.gateway |= gateway
             made.index = index or {}
             [case] = chosen([number])
