@@ -12,6 +12,8 @@ For others:
     others   the delay of those that decode there and of one that comes next, by its prefill and in a fuller
              batch, x `others`: computing again what waiting brings as soon is never free
     evicted  KV that must go for it, as far as that will be wanted again, x the price of computing it again
+    company  sessions there, as likely as they are to come back, x what a turn of theirs costs one of this,
+             x `company`: only for a session that has nothing anywhere, whose turns will meet theirs
     fair     what the worker has done lately, above the mean, x `fair_ms`: it settles what is all but equal,
              and keeps long sessions from meeting on one worker
 
@@ -42,8 +44,8 @@ from bien.plugins.routers._pace import Pace
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "fair")
-Terms = tuple[float, float, float, float, float, float, float, float]
+TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "company", "fair")
+Terms = tuple[float, float, float, float, float, float, float, float, float]
 QUEUE = TERMS.index("queue")
 SESSIONS = 100_000  # remembered
 LOOKS = 8  # workers whose counts are looked at for a request
@@ -62,7 +64,8 @@ class KVAwareConfig(msgspec.Struct, forbid_unknown_fields=True):
     learn: bool = True
     others: Weight = 0.2
     evicted: Weight = 1.0
-    fair_ms: Milliseconds = 100.0
+    company: Weight = 0.1
+    fair_ms: Milliseconds = 250.0
 
 
 class KVAwareRouter:
@@ -80,6 +83,7 @@ class KVAwareRouter:
         self._count = 0  # requests
         self._looked = 0
         self._context = 0.0  # mean prompt
+        self._new = 0.0  # of which so much is computed
         self._life = 0.0  # mean milliseconds of a request after its first token
 
     def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
@@ -126,9 +130,10 @@ class KVAwareRouter:
         base, token, pair, loaded = self.prices.coefficients
         ahead_price = token + pair * (self._context or prompt)
         row = self.pace.row * output
-        growth = 0
+        growth, meeting = 0, 0.0
         if self._sessions and not any(t.overlap for t in targets):
             growth = self._tokens // len(self._sessions)
+            meeting = config.company * (row + token * self._new)
         found: list[Terms] = []
         factors, shares = self.pace.factors(names), self.pace.shares(names)
         for target, factor, share in zip(targets, factors, shares, strict=True):
@@ -148,6 +153,7 @@ class KVAwareRouter:
                     decode,
                     config.others * (delayed * (prefill - factor * base) + decode),
                     config.evicted * factor * ahead_price * self._missed(target, need + growth, key),
+                    factor * meeting * self._company(target) if meeting else 0.0,
                     config.fair_ms * share,
                 )
             )
@@ -179,6 +185,10 @@ class KVAwareRouter:
             return 0.0
         return held.missed(over, cached * block, key, self._count, self._returns)
 
+    def _company(self, target: Target) -> float:
+        held = self._held.get((target.worker, target.dp_rank))
+        return held.company(self._count, self._returns) if held is not None else 0.0
+
     def _placed(self, key: Key, target: Target, added: int) -> None:
         place, info = (target.worker, target.dp_rank), target.info
         held = self._held.get(place)
@@ -205,6 +215,7 @@ class KVAwareRouter:
             return
         prompt, cached = outcome.request.prompt_tokens, outcome.cached
         self._context += (prompt - self._context) / 50
+        self._new += (prompt - cached - self._new) / 50
         self._life += ((outcome.seconds - outcome.ttft) * 1000 - self._life) / 50
         if not self._config.learn:
             return
