@@ -91,5 +91,11 @@ class Decoder:
                 taps[i, "out"] = hidden
         return hidden, taps
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.kernels.rms_norm(hidden, self.norm, self.eps)
+
+    def project(self, normed: Tensor) -> Tensor:
+        return self.collect(self.output(normed), "logits")
+
     def head(self, hidden: Tensor) -> Tensor:
-        return self.collect(self.output(self.kernels.rms_norm(hidden, self.norm, self.eps)), "logits")
+        return self.project(self.normed(hidden))
