@@ -1,5 +1,7 @@
 """`Reservations` in Redis: each gateway keeps one hash, worker and rank -> microseconds that it has reserved
-and not seen started. One script adds up the hashes of all gateways, and writes into its own.
+and not seen started. A gateway writes its choice into its own and reads those of the others, in one pipeline of
+plain commands, which a server runs in one go. Who so finds that another was there first, or that two see each
+other, goes to a script, which adds up the hashes of all and takes the cheapest in one step.
 
 - `bien:{fp}:gateways`   sorted set of gateways, scored by when they were last heard of (ms)
 - `bien:{fp}:load:<id>`  hash, as above; lives while its gateway renews it
@@ -10,31 +12,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from bien.core.api import Context
-from bien.gateway.api import Bid, Keys, explained, run_script
+from bien.gateway.api import Bid, Keys, ask, explained, run_script
 from bien.plugins.indexes.redis import RedisConfig
-from bien.plugins.indexes.redis.book import Asked, Book, Reservation, us
+from bien.plugins.indexes.redis.book import WORTH, Asked, Book, Reservation, us
 from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.reserve_scripts import CHANGE, LEAVE, MEET, RESERVE, WRITE
 
-MEET_SECONDS = 1.0  # between looks who else is there
+MEET_SECONDS = 2.0  # between looks who else is there
 REST, LONGEST_REST = 0.1, 2.0  # seconds without reservations after one that did not come in time
-SEND_SECONDS = 0.05  # that what is released waits for more, or for a reservation
-NEAR = 1.0  # ms by which prices differ that are as good as equal
+TELL_SECONDS = 0.05  # between looks whether others must be told of changes
 MOST = 8  # bids of one reservation; the dearer ones are left out
 log = logging.getLogger("bien.gateway")
 
 
 class Reserver:
-    """Requests that come in one turn of the event loop share one command. Where one target is so much cheaper
-    that nothing others may have reserved changes it, nobody waits: they are told a little later."""
+    """Requests that come in one turn of the event loop share one pipeline. Where one target is so much cheaper
+    that what others may have reserved is unlikely to change it, nobody waits; if that reservation lasts, others
+    are told a little later."""
 
     def __init__(self, link: Link, config: RedisConfig, ctx: Context) -> None:
         self.made = 0
-        self.asked = 0  # of these: Redis chose
+        self.asked = 0  # of these: Redis was asked
+        self.contested = 0  # of these: another gateway was there first
         self.missed = 0  # that did not come in time
         self._link = link
         self._namespace = config.namespace
@@ -83,13 +86,18 @@ class Reserver:
         return None
 
     def _open(self, book: Book, bids: Sequence[Bid]) -> list[int]:
-        """The bids that may turn out to be the cheapest: the cheapest could reach their price by what was
-        lately seen reserved beyond what we knew, or by a request like this from every other gateway."""
+        """The bids that may turn out to be the cheapest; one, where asking is not worth it."""
         prices = [bid.cost + bid.wait for bid in bids]
-        best = min(range(len(bids)), key=prices.__getitem__)
-        most = prices[best] + NEAR + max(book.hidden, len(book.others) * bids[best].work)
-        chosen = [i for i, price in enumerate(prices) if price <= most]
-        self._rng.shuffle(chosen)  # of equal ones the script takes the first
+        order = list(range(len(bids)))
+        self._rng.shuffle(order)  # of equal ones the first is taken
+        best = min(order, key=prices.__getitem__)
+        most = prices[best] + book.reach(bids[best].work)
+        chosen = [i for i in order if prices[i] <= most]
+        if len(chosen) == 1:
+            return chosen
+        gap = min(prices[i] for i in chosen if i != best) - prices[best]
+        if not book.worth_asking(gap, bids[best].work):
+            return [best]
         return sorted(chosen, key=prices.__getitem__)[:MOST] if len(chosen) > MOST else chosen
 
     async def tick(self, fps: set[str]) -> None:
@@ -97,7 +105,7 @@ class Reserver:
         for fp in fps:
             book = self._books.get(fp)
             if book is None:
-                book = Book(Keys(self._namespace, fp), self._id, self._released)
+                book = Book(Keys(self._namespace, fp), self._id, self._clock.time, self._changed)
                 self._books[fp] = book
             if self._clock.time() >= book.meet_at:
                 await self._meet(book)
@@ -113,15 +121,11 @@ class Reserver:
     async def _ask(self, book: Book) -> None:
         asked, book.asked = book.asked, []
         sent, book.changes = book.changes, {}
-        arguments: list[str | int] = [self._lease, len(sent)]
-        for change in sent.items():
-            arguments += change
-        for one in asked:
-            arguments.append(len(one.chosen))
-            for bid, place in ((one.bids[i], one.places[i]) for i in one.chosen):
-                arguments += (place, us(bid.cost), us(bid.wait), us(bid.work))
         try:
-            answer = await run_script(self._link.client, RESERVE, (book.own, *book.others), *arguments)
+            picks = _picks(book, asked)
+            others = await self._put(book, asked, picks, sent)
+            if late := self._keep(book, asked, picks, others):
+                await self._contest(book, late)
         except self._link.trouble as error:
             book.meet_at, book.wrong = 0.0, True  # who knows what it has done
             self._miss()
@@ -129,23 +133,69 @@ class Reserver:
         else:
             if self._clock.time() >= self._rest:
                 self._pause = REST
-            self._take(book, asked, iter(answer))
         finally:
             book.asking -= 1
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_result(None)
 
-    def _take(self, book: Book, asked: list[Asked], answer: Iterator[int]) -> None:
-        for one in asked:
+    async def _put(
+        self, book: Book, asked: list[Asked], picks: list[int], sent: dict[str, int]
+    ) -> dict[str, int]:
+        """Reserve the picks, whatever others have; what that is at the places of all bids."""
+        for one, pick in zip(asked, picks, strict=True):
+            sent[one.places[pick]] = sent.get(one.places[pick], 0) + us(one.bids[pick].work)
+        places = list(dict.fromkeys(one.places[i] for one in asked for i in one.chosen))
+        pipe: Any = self._link.client.pipeline(transaction=False)
+        for place, work in sent.items():
+            pipe.hincrby(book.own, place, work)
+        pipe.pexpire(book.own, self._lease)
+        for other in book.others:
+            pipe.hmget(other, places)
+        found = (await ask(pipe.execute()))[len(sent) + 1 :]
+        return {place: sum(max(0, int(loads[n] or 0)) for loads in found) for n, place in enumerate(places)}
+
+    def _keep(
+        self, book: Book, asked: list[Asked], picks: list[int], others: dict[str, int]
+    ) -> list[tuple[Asked, int]]:
+        """Those that turn out well are made. The rest, with their picks."""
+        late = []
+        for one, pick in zip(asked, picks, strict=True):
+            reserved = {one.places[i]: 0 for i in one.chosen}
+            for place in reserved:
+                reserved[place] = others[place] + book.loads.get(place, 0)
+            there = reserved[one.places[pick]]
+            book.seen(there / 1000 - one.bids[pick].wait)
+            if one.price(pick, there) > one.best(reserved.__getitem__)[1] + WORTH:
+                late.append((one, pick))
+                continue
+            waits = [0.0] * len(one.bids)
+            for i in one.chosen:
+                waits[i] = reserved[one.places[i]] / 1000
+            self._make(book, one, pick, waits)
+        return late
+
+    async def _contest(self, book: Book, late: list[tuple[Asked, int]]) -> None:
+        """Take picks back and let the script choose."""
+        self.contested += len(late)
+        arguments: list[str | int] = [self._lease, len(late)]
+        for one, pick in late:
+            arguments += (one.places[pick], -us(one.bids[pick].work))
+        for one, _ in late:
+            arguments.append(len(one.chosen))
+            for bid, place in ((one.bids[i], one.places[i]) for i in one.chosen):
+                arguments += (place, us(bid.cost), us(bid.wait), us(bid.work))
+        answer = iter(await run_script(self._link.client, RESERVE, (book.own, *book.others), *arguments))
+        for one, _ in late:
             at, waits = one.chosen[next(answer)], [0.0] * len(one.bids)
             for i in one.chosen:
                 waits[i] = next(answer) / 1000
-            book.seen(max(waits[i] - one.bids[i].wait for i in one.chosen))
-            made = Reservation(book, one.places, at, waits, us(one.bids[at].work))
-            self.made += 1
-            self.asked += 1
-            one.answer.set_result(made)
+            self._make(book, one, at, waits)
+
+    def _make(self, book: Book, one: Asked, at: int, waits: list[float]) -> None:
+        self.made += 1
+        self.asked += 1
+        one.answer.set_result(Reservation(book, one.places, at, waits, us(one.bids[at].work)))
 
     def _miss(self) -> None:
         self.missed += 1
@@ -168,7 +218,7 @@ class Reserver:
         try:
             while book.asking or book.sending:
                 await self._clock.sleep(0.001)
-            book.wrong, book.changes = False, {}
+            book.rewritten()
             loads = [part for pair in book.loads.items() for part in pair]
             await run_script(self._link.client, WRITE, (book.own,), self._lease, *loads)
         except BaseException:
@@ -177,30 +227,42 @@ class Reserver:
         finally:
             book.writing = False
 
-    def _released(self, book: Book) -> None:
+    def _changed(self, book: Book) -> None:
         """Others hear of it soon, by the next reservation or without one."""
-        if not book.sending:
-            book.sending = True
-            self._start(self._send(book))
+        if not book.telling:
+            book.telling = True
+            self._start(self._tell(book))
 
-    async def _send(self, book: Book) -> None:
+    async def _tell(self, book: Book) -> None:
         try:
-            await self._clock.sleep(SEND_SECONDS)
-            if book.changes and not book.writing:
+            while book.untold:
+                await self._clock.sleep(TELL_SECONDS)
+                if not book.due() or book.writing:
+                    continue
+                book.sending = True
                 changes, book.changes = book.changes, {}
-                parts = [part for change in changes.items() if change[1] for part in change]
-                if not parts:
-                    return
+                parts = [part for change in changes.items() for part in change]
                 await run_script(self._link.client, CHANGE, (book.own,), self._lease, *parts)
+                book.sending = False
         except self._link.trouble:
             book.meet_at, book.wrong = 0.0, True
         finally:
-            book.sending = False
+            book.sending = book.telling = False
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _picks(book: Book, asked: list[Asked]) -> list[int]:
+    """The best bid of each, as far as we know; one after another."""
+    loads, picks = dict(book.loads), []
+    for one in asked:
+        pick, _ = one.best(lambda place: loads.get(place, 0))
+        loads[one.places[pick]] = loads.get(one.places[pick], 0) + us(one.bids[pick].work)
+        picks.append(pick)
+    return picks
 
 
 def _give_back(answer: asyncio.Future[Reservation | None]) -> None:
