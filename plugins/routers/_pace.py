@@ -14,7 +14,8 @@ from bien.gateway.api import WorkerStats
 from bien.plugins.routers._fit import Fit
 
 MEMORY = 2000.0  # steps until one counts 1/e in a worker's speed
-DOUBT_MS = 1000.0  # of busy time as expected, that a worker's speed begins with
+DOUBT_MS = 10_000.0  # of busy time as expected, that a worker's speed begins with
+ALIKE = 1.1  # so far a speed is taken for noise, which must not decide what is equal otherwise
 HORIZON_MS = 3.6e6  # busy time per worker until work counts 1/e
 MOST = 1e100
 
@@ -41,9 +42,10 @@ class Pace:
         self._written, self._finished = outputs * 20, 20.0
 
     def factors(self, workers: Sequence[str]) -> list[float]:
-        """How many times slower than all of them together each worker is."""
+        """How many times slower than all of them together each worker is, less what may be noise."""
         found = map(self._workers.get, workers)
-        return [w.took / w.expected if w is not None else 1.0 for w in found]
+        slow = [w.took / w.expected if w is not None else 1.0 for w in found]
+        return [f / ALIKE if f > ALIKE else min(1.0, f * ALIKE) for f in slow]
 
     def shares(self, workers: Sequence[str]) -> list[float]:
         """Of the lately done work, above the mean: 0.1 is a tenth more than that. At most 1."""
@@ -86,8 +88,8 @@ class Pace:
     def _stepped(self, worker: _Worker, x: tuple[float, float, float], steps: int, ms: float) -> None:
         expected = self._fit.predict(x) * steps
         keep = math.exp(-steps / MEMORY)
-        worker.took = DOUBT_MS + (worker.took - DOUBT_MS) * keep + min(ms, 4 * expected)
-        worker.expected = DOUBT_MS + (worker.expected - DOUBT_MS) * keep + expected
+        worker.took = worker.took * keep + min(ms, 4 * expected)
+        worker.expected = worker.expected * keep + expected
         self._fit.add(x, ms / steps)
         if self._fit.samples % 8 == 0:
             self._fit.solve()

@@ -11,19 +11,25 @@ After it:
 For others:
     others   the delay of those that decode there and of one that comes next, by its prefill and in a fuller
              batch, x `others`: computing again what waiting brings as soon is never free
-    evicted  KV that must go for it, as far as that will be wanted again, x the price of computing it again
+    evicted  KV that must go for it, as far as that will be wanted again, x the price of computing it again;
+             where half of the prompt is cached or more, at most a quarter of what that saves
     company  sessions there, as likely as they are to come back, x what a turn of theirs costs one of this,
              x `company`: only for a session that has nothing anywhere, whose turns will meet theirs
-    fair     what the worker has done lately, above the mean, x `fair_ms`: it settles what is all but equal,
-             and keeps long sessions from meeting on one worker
+    fair     what the worker has done lately, above the mean and at most all of it, x the price of computing
+             the whole prompt, x `fair`: it settles what is all but equal, and outweighs a cached part of
+             twice that size at most, be prompts long or short
 
 A long queue so outweighs a cached prefix exactly where waiting takes longer than computing it again: a hot
 prefix is copied when that pays. Sessions and tenants stay where their prefixes are because moving costs the
 computation of a copy and what that evicts; a session that has nothing anywhere needs room to grow, for which
 `evicted` counts what a mean session has had computed.
 
+Among workers that have nothing to do, the one that holds most of a prompt so gets it, however short that is.
+
 Coefficients start as configured and are learned: step and row from busy time between reports; base, token,
-pair and loaded from TTFT less the predicted queue; a worker's own speed is a factor. Ties go by lot.
+pair and loaded from TTFT less the predicted queue; a worker's own speed is a factor. A token's price keeps a
+hundredth of what was configured: where TTFT says nothing of it, cached ones are still better than none. Ties
+go by lot.
 """
 
 from __future__ import annotations
@@ -48,6 +54,7 @@ TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "com
 Terms = tuple[float, float, float, float, float, float, float, float, float]
 QUEUE = TERMS.index("queue")
 SESSIONS = 100_000  # remembered
+LEAST = 0.01  # of the configured price of a token
 LOOKS = 8  # workers whose counts are looked at for a request
 
 
@@ -65,7 +72,7 @@ class KVAwareConfig(msgspec.Struct, forbid_unknown_fields=True):
     others: Weight = 0.2
     evicted: Weight = 1.0
     company: Weight = 0.1
-    fair_ms: Milliseconds = 250.0
+    fair: Annotated[float, msgspec.Meta(ge=0, le=0.25)] = 0.05
 
 
 class KVAwareRouter:
@@ -128,8 +135,10 @@ class KVAwareRouter:
         self._look(targets)
         config, prompt, output = self._config, request.prompt_tokens, self._output(request)
         base, token, pair, loaded = self.prices.coefficients
+        token = max(token, LEAST * config.ms_per_prefill_token)
         ahead_price = token + pair * (self._context or prompt)
         row = self.pace.row * output
+        fair = config.fair * prompt * (token + pair * prompt / 2)
         growth, meeting = 0, 0.0
         if self._sessions and not any(t.overlap for t in targets):
             growth = self._tokens // len(self._sessions)
@@ -144,6 +153,9 @@ class KVAwareRouter:
             decode = factor * there * row
             delayed = 1 + max(0, there - stats.waiting)  # and whoever comes next
             need = prompt - device + output
+            evicted = config.evicted * factor * ahead_price * self._missed(target, need + growth, key)
+            if evicted and 2 * cached >= prompt:
+                evicted = min(evicted, factor * cached * (token + pair * cached / 2) / 4)
             found.append(
                 (
                     prefill,
@@ -152,9 +164,9 @@ class KVAwareRouter:
                     self._room(target, there, need) if self._life else 0.0,
                     decode,
                     config.others * (delayed * (prefill - factor * base) + decode),
-                    config.evicted * factor * ahead_price * self._missed(target, need + growth, key),
+                    evicted,
                     factor * meeting * self._company(target) if meeting else 0.0,
-                    config.fair_ms * share,
+                    fair * share,
                 )
             )
         return found

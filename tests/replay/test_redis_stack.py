@@ -423,9 +423,7 @@ async def test_a_replay_of_a_real_model_through_a_gateway_that_is_killed(
     write_toy(tmp_path / "toy")
     of = deployment(tmp_path / "toy", server.url, count=2)
     pool = msgspec.structs.replace(of.pool[0], executor=Selection("torch"), kv_tokens=16384)
-    # A toy's prompts cost less than to be fair to workers does, which is not what this is about.
-    gateway = msgspec.structs.replace(of.gateway, router=Selection("kv-aware", {"fair_ms": 0.0}))
-    of = msgspec.structs.replace(of, pool=(pool,), gateway=gateway)
+    of = msgspec.structs.replace(of, pool=(pool,))
     workers = await fleet(of, tmp_path / "toy")
     first = second = None
     try:

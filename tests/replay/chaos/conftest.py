@@ -21,7 +21,7 @@ from bien.replay.chaos.world import own_world
 from bien.replay.stack import Stack
 
 # No term but the cost of computing: prompts of tests are too short to outweigh others.
-PLAIN_ROUTER = Selection("kv-aware", {"fair_ms": 0.0, "learn": False})
+PLAIN_ROUTER = Selection("kv-aware", {"fair": 0.0, "learn": False})
 
 
 class Here:
