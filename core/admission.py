@@ -14,6 +14,7 @@ from bien.core.plan import NewSequence, StateCopy
 from bien.core.request import SamplingParams
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
+from bien.core.speculation.draft import Draft
 from bien.core.tier import Load, Tier
 
 
@@ -112,7 +113,7 @@ class Admission:
         s.epoch += 1
         s.computed = s.planned = s.reserved = s.committed = 0
         s.drafts = 0
-        s.draft_tokens = []
+        s.draft = Draft()
         s.preemptions += 1
         self._owner.preempted()
 

@@ -12,6 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bien.core.architectures.base import Architecture, ArchitectureReader
+from bien.core.architectures.deepseek import drafting_groups
+from bien.core.architectures.fields import rope_parameters
+from bien.core.architectures.registry import read_architecture
 from bien.core.cache_folder import cache_folder
 from bien.core.clock import Clock
 from bien.core.costs.factors import CalibrationFile, read_calibration
@@ -36,7 +39,7 @@ from bien.core.executors.base import BlockIO, Executor, HostLink
 from bien.core.hooks import hookimpl
 from bien.core.kernels.base import Kernels
 from bien.core.kv.events import EventBatch, KVEvent
-from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
+from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy, boundary_group
 from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.store import KVStore, Transfer
 from bien.core.parallel.communicator import Communicator
@@ -48,8 +51,13 @@ from bien.core.request import BlockRuns, GenerateRequest, Prompt, SamplingParams
 from bien.core.scheduler import Scheduler, SchedulerView
 from bien.core.sequence import Sequence, Status
 from bien.core.shared_library import LibrarySpec, compile_library, processor_flags
+from bien.core.speculation.draft import ROOT, Draft, Scope
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import (
+    DeviceDraft,
     DeviceSpeculator,
+    DrafterParts,
+    Drawer,
     HostSpeculator,
     SpeculatorCaps,
     TargetHandle,
@@ -58,12 +66,16 @@ from bien.core.worker.transfers import Job, TimedTransfers, TransferPool, Transf
 
 if TYPE_CHECKING:
     from bien.core.executors.rows import GroupRows as GroupRows
+    from bien.core.executors.rows import Rows as Rows
     from bien.core.kernels.torch_kernels import TorchKernels as TorchKernels
+    from bien.core.models.rotary import Rotary as Rotary
+    from bien.core.models.rotary import paired as paired
 
 __all__ = [
     "API",
     "HASH_BYTES",
     "KINDS",
+    "ROOT",
     "TERMS",
     "Architecture",
     "ArchitectureReader",
@@ -76,7 +88,11 @@ __all__ = [
     "Context",
     "ContextLengthError",
     "DeploymentError",
+    "DeviceDraft",
     "DeviceSpeculator",
+    "Draft",
+    "DrafterParts",
+    "Drawer",
     "EventBatch",
     "Executor",
     "ExecutorPlan",
@@ -109,11 +125,15 @@ __all__ = [
     "Provider",
     "Quantizer",
     "ResourceError",
+    "Rotary",
+    "Rows",
     "SamplingParams",
     "Scheduler",
     "SchedulerView",
+    "Scope",
     "Sequence",
     "SnapshotPolicy",
+    "SpeculationSpec",
     "SpeculatorCaps",
     "StackedMethod",
     "StateCopy",
@@ -131,16 +151,21 @@ __all__ = [
     "TransferPool",
     "Transfers",
     "UserError",
+    "boundary_group",
     "cache_folder",
     "compile_library",
+    "drafting_groups",
     "hookimpl",
     "load_machine",
     "machine_executor",
     "machines",
     "make_transfers",
     "nearest",
+    "paired",
     "processor_flags",
+    "read_architecture",
     "read_calibration",
+    "rope_parameters",
     "simulated_executor",
     "torch_executor",
 ]
@@ -176,8 +201,14 @@ def torch_executor(ctx: Context) -> Executor:
 
 
 def __getattr__(name: str) -> Any:
-    # Classes that need torch: imported when a factory asks for them.
-    modules = {"GroupRows": "bien.core.executors.rows", "TorchKernels": "bien.core.kernels.torch_kernels"}
+    # What needs torch: imported when a factory asks for it.
+    modules = {
+        "GroupRows": "bien.core.executors.rows",
+        "Rotary": "bien.core.models.rotary",
+        "Rows": "bien.core.executors.rows",
+        "TorchKernels": "bien.core.kernels.torch_kernels",
+        "paired": "bien.core.models.rotary",
+    }
     if name in modules:
         return getattr(import_module(modules[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -175,6 +175,7 @@ def prepare(
         dtype=model.dtype,
         device=spec.device,
         threads=threads,
+        speculation=spec.speculation,
     )
     ctx.parts = parts = Parts(pool, ctx)
     with ExitStack() as made:

@@ -12,6 +12,7 @@ import msgspec
 
 from bien.core.errors import DeploymentError, nearest
 from bien.core.sizes import parse_size
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.strict import decode, join
 
 MAX_WORKERS = 1024  # of all pools: each is a process, or an engine of the simulation
@@ -61,6 +62,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Selection = Selection("torch")
     executor: Selection = Selection("torch")
     speculator: Selection | None = None
+    speculation: SpeculationSpec = SpeculationSpec()  # how drafts are verified, and how many
     kv_store: Selection | None = None
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
 from bien.core.settlement import Settlement
 from bien.core.snapshots import Snapshots
+from bien.core.speculation.draft import Scope
 from bien.core.speculation.speculator import HostSpeculator
 from bien.core.tier import Tier
 from bien.core.worker.messages import WorkerStats
@@ -362,7 +363,9 @@ class Engine:
         """A sequence got slot and KV: a host drafter hears its tokens."""
         if self._speculator is not None and isinstance(s.content, TokenContent):
             if s.request.sampling.speculate:
-                self._speculator.start(s.id, s.content.tokens())
+                request = s.request
+                scope = Scope(request.tenant, request.session, request.salt)
+                self._speculator.start(s.id, s.content.tokens(), scope)
 
     def stopped(self, s: Sequence) -> None:
         """It lost slot and KV."""

@@ -15,6 +15,7 @@ from bien.core.kv.store import KVStore, Transfer
 from bien.core.plan import StepPlan
 from bien.core.scheduler import Scheduler, SchedulerView
 from bien.core.sequence import Sequence
+from bien.core.speculation.draft import ROOT, Draft, Scope
 from bien.core.speculation.speculator import HostSpeculator
 
 T = TypeVar("T")
@@ -114,22 +115,18 @@ class GuardedSpeculator:
         self._vocab = vocab_size
         self._guard = Guard("speculator", inner)
 
-    def start(self, id: str, tokens: list[int]) -> None:
-        self._guard.call(lambda: self._inner.start(id, tokens), None)
+    def start(self, id: str, tokens: list[int], scope: Scope) -> None:
+        self._guard.call(lambda: self._inner.start(id, tokens, scope), None)
 
     def extend(self, id: str, tokens: list[int]) -> None:
         self._guard.call(lambda: self._inner.extend(id, tokens), None)
 
-    def propose(self, id: str, limit: int) -> list[int]:
-        none: list[int] = []
-        drafts = self._guard.call(lambda: list(self._inner.propose(id, limit)), none)
-        if len(drafts) > limit:
-            self._guard.fault(f"{len(drafts)} drafts for {id!r}; valid: at most {limit}")
-            return []
-        if any(not 0 <= token < self._vocab for token in drafts):
-            self._guard.fault(f"drafts {drafts} for {id!r}; valid: ids from 0 to {self._vocab - 1}")
-            return []
-        return drafts
+    def propose(self, id: str, limit: int) -> Draft:
+        draft = self._guard.call(lambda: self._inner.propose(id, limit), Draft())
+        wrong = self._guard.call(lambda: draft_fault(draft, limit, self._vocab, self.caps.topology), "")
+        if wrong:
+            self._guard.fault(f"drafts for {id!r}: {wrong}")
+        return Draft() if self._guard.broken else draft
 
     def observe(self, id: str, drafted: int, accepted: int) -> None:
         self._guard.call(lambda: self._inner.observe(id, drafted, accepted), None)
@@ -139,6 +136,30 @@ class GuardedSpeculator:
 
     def close(self) -> None:
         self._inner.close()
+
+
+def draft_fault(draft: Draft, limit: int, vocab_size: int, topology: str) -> str:
+    """What is wrong with a draft; empty when nothing is."""
+    if not isinstance(draft, Draft):
+        return f"{draft!r}; valid: a Draft"
+    count = len(draft.tokens)
+    if count > limit:
+        return f"{count} drafts; valid: at most {limit}"
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in draft.tokens):
+        return f"tokens {draft.tokens}; valid: ids from 0 to {vocab_size - 1}"
+    if draft.parents is not None:
+        if topology == "chain":
+            return "parents, although its caps say 'chain'; valid: None"
+        if len(draft.parents) != count:
+            return f"{len(draft.parents)} parents of {count} drafts; valid: one each"
+        if not all(isinstance(p, int) and ROOT <= p < i for i, p in enumerate(draft.parents)):
+            return f"parents {draft.parents}; valid: {ROOT}, or the index of an earlier draft"
+    if draft.confidence is not None:
+        if len(draft.confidence) != count:
+            return f"{len(draft.confidence)} confidences of {count} drafts; valid: one each"
+        if not all(0 <= c <= 1 for c in draft.confidence):  # so that NaN is refused
+            return f"confidences {draft.confidence}; valid: 0 to 1"
+    return ""
 
 
 class GuardedStore:

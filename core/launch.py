@@ -70,7 +70,7 @@ class Launcher:
             drafts.append(item.drafts)
             samples.append(int(sampling))
             if item.drafts and self._host:
-                hosted += s.draft_tokens[: item.drafts]
+                hosted += s.draft.tokens[: item.drafts]
             items.append(FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling))
             self._book(s, item.tokens, item.drafts, sampling)
         restores = self._admission.take_restores()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bien.core.clock import Clock, WallClock
+from bien.core.speculation.options import SpeculationSpec
 
 if TYPE_CHECKING:
     from bien.core.architectures.base import Architecture
@@ -63,6 +64,7 @@ class Context:
     model: str = ""  # engine: the deployment's name of it
     block_tokens: int = 16  # engine: of the gateway's index
     hash_key: bytes = b""  # engine: keys the hash chains of requests without a tenant
+    speculation: SpeculationSpec = field(default_factory=SpeculationSpec)  # executor: how drafts are verified
     parts: dict[str, Any] = field(default_factory=dict)  # executor: its quantizer, parallel, speculator
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bien.core.content import Content
 from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
+from bien.core.speculation.draft import Draft
 
 if TYPE_CHECKING:
     from bien.core.kv.cache import SequenceKV
@@ -40,7 +41,7 @@ class Sequence:
     planned: int = 0  # positions with KV once every step in flight has ended (>= computed)
     promised: int = 0  # tokens that steps in flight will add (placeholders)
     drafts: int = 0  # drafts ready to be verified in the next plan
-    draft_tokens: list[int] = field(default_factory=list)  # host drafts (ids)
+    draft: Draft = field(default_factory=Draft)  # of a host drafter
     syncs: bool = False  # in flight with drafts: unplannable until its step has ended
     slot: int = -1
     epoch: int = 0  # grows at each preemption: results of older plans carry tokens, but no KV

@@ -150,7 +150,7 @@ class Settlement:
         if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
             return
         if self._speculator is not None and s.content.ids_known:
-            s.draft_tokens = self._speculator.propose(s.id, min(limit, self._speculator.caps.max_drafts))
-            s.drafts = len(s.draft_tokens)
+            s.draft = self._speculator.propose(s.id, min(limit, self._speculator.caps.max_drafts))
+            s.drafts = len(s.draft)
         elif proposed:
             s.drafts = min(proposed, limit)

@@ -1,9 +1,9 @@
 """The speculator contract. Speculators propose; the core owns admission, verification, RNG, rollback.
 
-A round: propose -> admit (how many drafts are verified) -> one ragged target pass -> verify -> commit and roll
-back -> observe. A host drafter (prompt lookup, suffix) sees token ids and proposes after commit, in the
-engine. A device drafter (early exit, EAGLE, DFlash) lives in the executor, where hidden states are: after each
-verification it absorbs what was computed, then proposes the next round.
+A round: propose -> admit (how many drafts are verified) -> one ragged target pass -> verify -> commit and
+roll back -> observe. A host drafter (prompt lookup, suffix) sees token ids and proposes after commit, in the
+engine. A device drafter (early exit, EAGLE, DFlash) lives in the executor, where hidden states are: after
+each verification it absorbs what was computed, then proposes the next round.
 
 No drafter may decide by what it has drawn itself whether a draft is verified: it reports confidences, and the
 core admits. Drafts are drawn through the core's `Drawer` only, so that their law is known.
@@ -111,8 +111,8 @@ class DrafterParts:
 
 
 class Drawer(Protocol):
-    """Draws drafts for the sequences of one `propose` call, and remembers from what law. Given by the core: it
-    knows temperatures, seeds and positions, and how drafts are verified."""
+    """Draws drafts for the sequences of one `propose` call, and remembers from what law. Given by the core:
+    it knows temperatures, seeds and positions, and how drafts are verified."""
 
     def draw(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         """The next token of each sequence: logits [S, C] of candidates, whose token ids are `ids` ([C] or
@@ -151,9 +151,9 @@ class DeviceSpeculator(Protocol):
     def absorb(self, rows: Any, taps: dict[tuple[int, str], Tensor], confirmed: Tensor) -> None:
         """After each verification: fill the drafter's KV for all rows of the step from the tapped states
         ([N, hidden] each). Called for prompts, verify rounds and prefix-hit tails alike. Of sequence i the
-        first `confirmed[i]` ([S] int64 on the host) of its rows hold confirmed tokens; the others are rejected
-        drafts: what is written at their positions is never read, but may be overwritten only by a later
-        absorb. Rows of a tree hold the accepted path first (the executor has moved it there)."""
+        first `confirmed[i]` ([S] int64 on the host) of its rows hold confirmed tokens; the others are
+        rejected drafts: what is written at their positions is never read, but may be overwritten only by a
+        later absorb. Rows of a tree hold the accepted path first (the executor has moved it there)."""
         ...
 
     def propose(self, rows: Any, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:

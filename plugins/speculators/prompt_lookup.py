@@ -17,8 +17,10 @@ from bien.core.api import (
     Architecture,
     Context,
     DeploymentError,
+    Draft,
     KVGroup,
     Provider,
+    Scope,
     SpeculatorCaps,
     hookimpl,
 )
@@ -87,13 +89,13 @@ class PromptLookup:
         self._config = config
         self._texts: dict[str, _Text] = {}
 
-    def start(self, id: str, tokens: list[int]) -> None:
+    def start(self, id: str, tokens: list[int], scope: Scope) -> None:
         self._texts[id] = _Text(tokens)
 
     def extend(self, id: str, tokens: list[int]) -> None:
         self._texts[id].tokens += tokens
 
-    def propose(self, id: str, limit: int) -> list[int]:
+    def propose(self, id: str, limit: int) -> Draft:
         text = self._texts[id]
         limit = min(limit, self.caps.max_drafts)
         shortest, longest = self._config.min_ngram, self._config.max_ngram
@@ -101,8 +103,8 @@ class PromptLookup:
         for n in range(longest, shortest - 1, -1):
             at = text.find(n)
             if at >= 0:
-                return _copy(text.tokens, at, limit)
-        return []
+                return Draft(_copy(text.tokens, at, limit))
+        return Draft()
 
     def observe(self, id: str, drafted: int, accepted: int) -> None:
         pass

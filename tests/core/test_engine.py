@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bien.core.clock import WallClock
 from bien.core.errors import ContextLengthError, PluginFault, ResourceError, UserError
 from bien.core.request import SamplingParams, TokenIds
+from bien.core.speculation.draft import Draft, Scope
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
 from bien.core.testing.hash_executor import HashExecutor, oracle
@@ -40,15 +41,15 @@ class Guesser:
         self._random = random.Random(1)
         self.accepted = 0
 
-    def start(self, id: str, tokens: list[int]) -> None:
+    def start(self, id: str, tokens: list[int], scope: Scope) -> None:
         assert id not in self._tokens
         self._tokens[id] = list(tokens)
 
     def extend(self, id: str, tokens: list[int]) -> None:
         self._tokens[id] += tokens
 
-    def propose(self, id: str, limit: int) -> list[int]:
-        return guess(self._tokens[id], self._groups, self._chance, self._random)[:limit]
+    def propose(self, id: str, limit: int) -> Draft:
+        return Draft(guess(self._tokens[id], self._groups, self._chance, self._random)[:limit])
 
     def observe(self, id: str, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
@@ -433,11 +434,28 @@ def test_a_drafter_that_fails_is_left_out(method: str) -> None:
         h.expect(f"r{i}", prompt_of(9, i))
 
 
-@pytest.mark.parametrize("drafts", [[1] * 20, [-1], [1 << 33]])
-def test_drafts_that_cannot_be_verified_are_refused(drafts: list[int]) -> None:
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft([1] * 20),
+        Draft([-1]),
+        Draft([1 << 33]),
+        Draft(["1"]),  # type: ignore[list-item]
+        [1],
+        None,
+        Draft(None),  # type: ignore[arg-type]
+        Draft([1, 2], [-1, -1]),  # caps say "chain"
+        Draft([1], None, [1.5]),
+        Draft([1], None, [float("nan")]),
+        Draft([1, 2], None, [1.0]),
+    ],
+    ids=repr,
+)
+def test_drafts_that_cannot_be_verified_are_refused(draft: Any) -> None:
     class Wild(Guesser):
-        def propose(self, id: str, limit: int) -> list[int]:
-            return drafts
+        def propose(self, id: str, limit: int) -> Draft:
+            wild: Draft = draft
+            return wild
 
     groups = toy_groups()
     h = Harness(fcfs(), groups=groups, speculator=Wild(groups, 0.5))

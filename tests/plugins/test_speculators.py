@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bien.core.api import Context, DeploymentError, DeviceSpeculator, HostSpeculator, SamplingParams
+from bien.core.api import (
+    Context,
+    DeploymentError,
+    DeviceSpeculator,
+    Draft,
+    HostSpeculator,
+    SamplingParams,
+    Scope,
+)
 from bien.core.architectures.registry import read_architecture
 from bien.core.testing.device_speculator import DeviceSpeculatorSuite
 from bien.core.testing.speculator import HostSpeculatorSuite
@@ -63,20 +71,20 @@ def rescanned(tokens: list[int], limit: int, longest: int, shortest: int) -> lis
 )
 def test_equals_a_rescan(prompt: list[int], outputs: list[list[int]], shortest: int) -> None:
     drafter = build(min_ngram=shortest)
-    drafter.start("a", prompt)
+    drafter.start("a", prompt, Scope())
     text = list(prompt)
     for tokens in outputs:
-        assert drafter.propose("a", 4) == rescanned(text, 4, 3, shortest)
+        assert drafter.propose("a", 4).tokens == rescanned(text, 4, 3, shortest)
         drafter.extend("a", tokens)
         text += tokens
-    assert drafter.propose("a", 2) == rescanned(text, 2, 3, shortest)
+    assert drafter.propose("a", 2).tokens == rescanned(text, 2, 3, shortest)
 
 
 def test_a_colliding_hash_is_no_occurrence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_lookup, "_MULTIPLIER", 0)  # every n-gram has the same code
     drafter = build()
-    drafter.start("a", [1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
-    assert drafter.propose("a", 4) == []
+    drafter.start("a", [1, 2, 3, 4, 5, 6, 7, 8, 1, 2], Scope())
+    assert drafter.propose("a", 4) == Draft()
 
 
 def test_a_long_prompt_is_indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +99,12 @@ def test_a_long_prompt_is_indexed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(prompt_lookup, "_sorted_ngrams", counted)
     drafter = build()
-    drafter.start("a", prompt)
+    drafter.start("a", prompt, Scope())
     assert not indexed  # only a sequence that drafts pays for the index
     for token in prompt[1000:1100]:
         drafter.propose("a", 4)
         drafter.extend("a", [token])
-    assert drafter.propose("a", 4) == prompt[1100:1104]
+    assert drafter.propose("a", 4).tokens == prompt[1100:1104]
     assert sorted(indexed) == [2, 3]
 
 

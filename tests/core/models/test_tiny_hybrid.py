@@ -22,6 +22,7 @@ from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.kv.groups import GroupKind
 from bien.core.models.registry import ModelParts, load_model
 from bien.core.plan import i32
+from bien.core.speculation.draft import Draft
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy_hybrid import hybrid_config, write_tiny_hybrid
 from bien.plugins.parallel.single import Single
@@ -327,12 +328,12 @@ class Script(PromptLookup):
         super().__init__(PromptLookupConfig(max_drafts=3))
         self.texts, self.round = texts, 0
 
-    def propose(self, id: str, limit: int) -> list[int]:
+    def propose(self, id: str, limit: int) -> Draft:
         at = len(self._texts[id].tokens)
         drafts = self.texts[id][at : at + limit]
         self.round += 1
         wrong = self.round % 4
-        return [(t + 1) % 97 if i == wrong else t for i, t in enumerate(drafts)]
+        return Draft([(t + 1) % 97 if i == wrong else t for i, t in enumerate(drafts)])
 
 
 def test_engine_verifies_drafts(folder: Path, oracle: Oracle) -> None:
