@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from bien.core.architectures.watched import merged
 from bien.core.errors import ModelError
+from bien.core.kv.groups import ITEM_BYTES as ITEM_BYTES
 
 T = TypeVar("T", int, float, str, bool)
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 
 class Fields:
@@ -166,8 +166,10 @@ def rope_parameters(config: Mapping[str, Any], model: str) -> dict[str, Any]:
     if found.get("rope_theta") is None:
         found = merged(found, {"rope_theta": config.get("rope_theta")})
     fields = Fields(merged(found, {"rope_type": kind}), model)
-    fields.only("rope_type", "default", "llama3", "yarn")
+    fields.only("rope_type", "default", "llama3", "yarn", "linear")
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": fields.positive("rope_theta")}
+    if kind == "linear":
+        rope["factor"] = fields.positive("factor")
     if kind == "llama3":
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
             rope[name] = fields.positive(name)

@@ -28,6 +28,8 @@ class Rotary:
         self.scale = 1.0  # of cosine and sine
         if rope["rope_type"] == "llama3":
             frequency = _llama3(frequency, rope)
+        elif rope["rope_type"] == "linear":
+            frequency = frequency / rope["factor"]
         elif rope["rope_type"] == "yarn":
             frequency, self.scale = _yarn(frequency, rope, dim), rope["attention_factor"]
         self.frequency = frequency.to(device)
@@ -36,11 +38,15 @@ class Rotary:
         """[N, 1, dim / 2] complex cos + i sin of the rows' positions, the same for every head."""
         found: Tensor | None = rows.shared.get(self)
         if found is None:
-            angle = rows.positions.float()[:, None, None] * self.frequency
-            if dtype is torch.float64:
-                angle = angle.double()
-            found = rows.shared[self] = torch.polar(torch.full_like(angle, self.scale), angle)
+            found = rows.shared[self] = self.at(rows.positions, dtype)
         return found
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same of any positions [N]."""
+        angle = positions.float()[:, None, None] * self.frequency
+        if dtype is torch.float64:
+            angle = angle.double()
+        return torch.polar(torch.full_like(angle, self.scale), angle)
 
 
 def _llama3(frequency: Tensor, rope: dict[str, Any]) -> Tensor:
