@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bien.core.sequence import Sequence
 
 I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
 
 
 _NONE: I32 = np.empty(0, np.int32)
@@ -109,7 +110,13 @@ class ExecutorPlan:
     restores: list[StateCopy] = field(default_factory=list)
     snapshots: list[StateCopy] = field(default_factory=list)
     draft_tokens: I32 = field(default_factory=i32)  # host drafts of all rows, concatenated in row order
-    device_drafts: bool = False  # drafts of this plan are the executor's own proposals
+    device_drafts: bool = False  # drafts of this plan are the executor's own proposals, but for those `hosted`
+    # With device drafts, of each row: how many of its drafts (all or none) lie in `draft_tokens` instead.
+    # Empty: none of any row.
+    hosted: I32 = field(default_factory=i32)
+    # Of all drafts, the executor's own too, concatenated in row order: the parent's index, counted from the
+    # row's first draft; -1: the last known token. Empty: chains.
+    parents: I32 = field(default_factory=i32)
 
     @property
     def rows(self) -> int:
@@ -137,3 +144,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] | None = None  # by row, of its accepted tokens, where asked for
     # By row, of the prompt's tokens that its positions predict: the tokens from starts[i] + 1 on.
     prompt_logprobs: dict[int, TokenLogprobs] | None = None
+    # Of the proposed device drafts, concatenated in row order, where the drafter reports them: confidences,
+    # and parents as in `ExecutorPlan.parents` where they are trees.
+    confidence: F32 | None = None
+    parents: I32 | None = None

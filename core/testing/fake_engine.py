@@ -116,7 +116,6 @@ class FakeEngine:
         sequence.status = Status.WAITING
         sequence.epoch += 1
         sequence.computed = sequence.planned = sequence.reserved = sequence.drafts = 0
-        sequence.draft_tokens = []
         sequence.preemptions += 1
         self._write(sequence)
 
