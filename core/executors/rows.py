@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bien.core.errors import PluginFault
 from bien.core.kv.groups import GroupKind
 from bien.core.plan import I32
 
@@ -41,6 +42,7 @@ class GroupRows:
     counts: I32  # [S]
     offsets: I64  # [S+1] where a sequence's tokens begin in flat arrays
     device: torch.device
+    skip: int = 0  # positions below it have no entries: nobody may look at them
     plans: dict[Any, Any] = field(default_factory=dict)  # kernels keep what they derive per step here
     _mapping: Tensor | None = None
 
@@ -62,6 +64,16 @@ class GroupRows:
             position = flat_positions(self.starts, self.counts, self.offsets)
         block, offset = np.divmod(position, size)
         return self.table[row, block].astype(np.int64) * size + offset
+
+    def blank(self, out: Tensor) -> None:
+        """Zeros for the tokens before `skip`, which see nothing: out [N, ...]."""
+        early = self.plans.get("early")
+        if early is None:
+            position = flat_positions(self.starts, self.counts, self.offsets)
+            early = torch.from_numpy(np.flatnonzero(position < self.skip)).to(self.device)
+            self.plans["early"] = early
+        if len(early):
+            out[early] = 0
 
     @property
     def mapping(self) -> Tensor:
@@ -85,9 +97,11 @@ class Rows:
         kernels: Kernels,
         device: torch.device,
         layers: Places | None = None,
+        ids: Tensor | None = None,
+        skip: int = 0,
     ) -> None:
         """`tables[g]` is the executor's [slots, blocks] block table of group g; `layers` says where a layer's
-        entries are, by default the target model's layers'."""
+        entries are, by default the target model's layers'. `ids`: token ids [N] of the rows."""
         self.pools, self.tables, self.kernels, self.device = pools, tables, kernels, device
         self.slots, self.starts, self.counts = slots, starts, counts
         self.drafts = drafts  # [S] how many of a sequence's last tokens are drafts
@@ -99,7 +113,20 @@ class Rows:
         self.positions = torch.from_numpy(self.host_positions).to(device)  # [N] int64
         self.shared: dict[Any, Any] = {}  # what layers derive once per step (rotary angles)
         self.kept: dict[int, Tensor] = {}  # STATE group -> [layers, sum(keep), width], when drafts run
-        self._groups: dict[int, GroupRows] = {}
+        self.skip = skip  # positions below it have no entries where `layers` leads
+        self._ids = ids
+        self._groups: dict[tuple[int, int], GroupRows] = {}
+
+    @property
+    def ids(self) -> Tensor:
+        """[N] int64 token ids of the rows. PluginFault where `next` was not told them."""
+        if self._ids is None:
+            raise PluginFault("these rows have no token ids: `Rows.next` was not given any")
+        return self._ids
+
+    @ids.setter
+    def ids(self, tokens: Tensor) -> None:
+        self._ids = tokens
 
     @property
     def keep(self) -> I32:
@@ -109,11 +136,13 @@ class Rows:
 
     def group(self, index: int) -> GroupRows:
         """The step's view of KV group `index` (plan order)."""
-        found = self._groups.get(index)
+        found = self._groups.get((index, self.skip))
         if found is None:
             table = self.tables[index][self.slots]
-            found = GroupRows(self.pools[index], table, self.starts, self.counts, self.offsets, self.device)
-            self._groups[index] = found
+            found = GroupRows(
+                self.pools[index], table, self.starts, self.counts, self.offsets, self.device, self.skip
+            )
+            self._groups[index, self.skip] = found
         return found
 
     def write(self, layer: int, kv: Tensor, name: str = "") -> None:
@@ -130,6 +159,25 @@ class Rows:
         group, index = self.layers[layer, ""]
         rows = self.group(group)
         return self.kernels.paged_attention(query, rows, index, scale, sinks)
+
+    def attend_block(
+        self,
+        layer: int,
+        query: Tensor,
+        kv: Tensor,
+        scale: float,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of a block of queries per sequence: query [S, Q, heads, d] -> [S, Q, heads * d]. All of
+        them see what is stored of their sequence before its first row, skip <= p < starts[i], inside the
+        group's window of their own position; and of kv [S, K, width], which is not stored, what mask
+        [S or 1, Q, K] bool says (None: all of it; a window does not matter there). positions [S, Q] int64
+        of the queries, none below starts[i]; None: starts[i] + q. A query that sees nothing gets zeros."""
+        group, index = self.layers[layer, ""]
+        rows = self.group(group)
+        return self.kernels.block_attention(query, kv, rows, index, scale, mask, positions, sinks)
 
     def attend_latent(
         self, layer: int, query: Tensor, scale: float, rank: int, chosen: Tensor | None = None
@@ -167,10 +215,41 @@ class Rows:
             last = states.index_select(0, torch.from_numpy(ends).to(self.device))
         pool.data[index].index_copy_(0, self._live(group), last.to(pool.data.dtype))
 
-    def redirect(self, group: int, **named: int) -> Rows:
+    def load_boundary(self, group: int) -> Tensor:
+        """[S, width] of a `boundary_group`: each sequence's state behind the position before its first row,
+        as `store_boundary` was given it; zeros where there is none."""
+        pool = self.pools[group]
+        before = np.maximum(self.starts - 1, 0) // pool.group.block_tokens
+        blocks = self.tables[group][self.slots, before].astype(np.int64)
+        index = torch.from_numpy(blocks).to(self.device)
+        states = pool.data[0].index_select(0, index).flatten(1)[:, : pool.group.width]
+        first = np.flatnonzero(self.starts == 0)
+        if len(first):
+            states[torch.from_numpy(first).to(self.device)] = 0
+        return states
+
+    def store_boundary(self, group: int, states: Tensor, confirmed: Tensor) -> None:
+        """Keep in a `boundary_group`, of every block that the rows reach, the state behind its last confirmed
+        position: states [N, width] of all rows; of sequence i the first confirmed[i] ([S] int64 on the host)
+        hold confirmed tokens."""
+        pool = self.pools[group]
+        size, width = pool.group.block_tokens, pool.group.width
+        rows, blocks = [], []
+        for i, (start, count) in enumerate(zip(self.starts.tolist(), confirmed.tolist(), strict=True)):
+            table, first = self.tables[group][self.slots[i]], int(self.offsets[i])
+            for block in range(start // size, -(-(start + count) // size) if count else 0):
+                rows.append(first + min((block + 1) * size, start + count) - 1 - start)
+                blocks.append(int(table[block]))
+        if rows:
+            chosen = states.index_select(0, torch.tensor(rows, device=self.device))
+            index = torch.tensor(blocks, device=self.device)
+            pool.data[0].flatten(1)[index, :width] = chosen.to(pool.data.dtype)
+
+    def redirect(self, group: int, *, skip: int = 0, **named: int) -> Rows:
         """The same rows for layers that read and write `group` (a drafter's own) instead of the target's:
         layer `pools[group].group.layers[j]` is the group's j-th. `named`: where a layer asks for a group by
-        this name, it is given that one."""
+        this name, it is given that one. `skip`: positions below it have no entries there, and attention
+        leaves them out."""
         layers = {
             (layer, name): (g, j)
             for name, g in {"": group, **named}.items()
@@ -178,12 +257,12 @@ class Rows:
         }
         other = Rows.__new__(Rows)
         other.__dict__.update(self.__dict__)
-        other.layers = layers
+        other.layers, other.skip = layers, skip
         return other
 
     def next(self, tokens: Tensor | None = None) -> Rows:
-        """One row per sequence at the position after its last one (`tokens`, the ids there, may be given
-        by drafters; positions do not depend on them)."""
+        """One row per sequence at the position after its last one. `tokens` [S], the ids there, become the
+        rows' `ids`; positions do not depend on them."""
         ones = np.ones(len(self.slots), np.int32)
         starts = (self.starts + self.counts).astype(np.int32)
         return Rows(
@@ -196,6 +275,8 @@ class Rows:
             self.kernels,
             self.device,
             self.layers,
+            tokens,
+            self.skip,
         )
 
     def _live(self, group: int) -> Tensor:

@@ -103,6 +103,7 @@ class TorchExecutor:
         )
         slot = plan.slots if rows.tokens == plan.rows else np.repeat(plan.slots, plan.counts)
         tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_positions]).to(self.device)
+        rows.ids = tokens
         hidden, taps = self.model.forward(tokens, rows, self._taps)
         if self.drafter is not None:
             self._guard.call(partial(self.drafter.absorb, rows, taps), None)

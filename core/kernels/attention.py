@@ -109,13 +109,14 @@ class _Planner:
             ]
         else:
             entries = self.gather(used[None], length)
-        causal = count >= CHUNK_TOKENS and start == 0 and not 0 < rows.window < count
+        masked = rows.skip > begin  # positions that nobody may see are among the entries
+        causal = count >= CHUNK_TOKENS and start == 0 and not 0 < rows.window < count and not masked
         mask = None
         # One token sees every entry from its window's first block on, but those before the window.
-        if not causal and (count > 1 or (rows.window and start - rows.window >= begin)):
+        if not causal and (count > 1 or masked or (rows.window and start - rows.window >= begin)):
             position = torch.arange(start, start + count, device=rows.device)[:, None]
             key = torch.arange(begin, begin + length, device=rows.device)
-            mask = _mask(position, key, rows.window, self.dtype)
+            mask = _mask(position, key, rows, self.dtype)
             if count < CHUNK_TOKENS:
                 mask = mask.repeat_interleave(self.share, 0)
         query = slice(int(rows.offsets[i]), int(rows.offsets[i + 1]))
@@ -164,19 +165,22 @@ class _Planner:
         begin = self.first[index].astype(np.int64) * self.size
         start = rows.starts[index].astype(np.int64)
         mask = None
-        if count > 1 or rows.window or bool((start - begin + 1 != most * self.size).any()):
+        if count > 1 or rows.window or rows.skip or bool((start - begin + 1 != most * self.size).any()):
             position = torch.from_numpy(start[:, None] + np.arange(count)).to(device)[:, :, None]
             key = torch.from_numpy(begin[:, None] + np.arange(most * self.size)).to(device)[:, None]
-            mask = _mask(position, key, rows.window, self.dtype)[:, None]
+            mask = _mask(position, key, rows, self.dtype)[:, None]
             if count > 1:
                 mask = mask.repeat_interleave(self.share, 2)
         return Segment(query, len(members), count, gathered, mask, False)
 
 
-def _mask(position: Tensor, key: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+def _mask(position: Tensor, key: Tensor, rows: GroupRows, dtype: torch.dtype) -> Tensor:
     hidden = key > position
-    if window:
-        hidden |= key <= position - window
+    if rows.window:
+        hidden |= key <= position - rows.window
+    if rows.skip:
+        # Tokens before it see themselves, so that the product has a value; `blank` takes it away.
+        hidden |= (key < rows.skip) & (key != position)
     return torch.zeros(hidden.shape, dtype=dtype, device=key.device).masked_fill_(hidden, float("-inf"))
 
 

@@ -25,9 +25,28 @@ class Kernels(Protocol):
     def paged_attention(
         self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Softmax attention of every token over the positions <= its own (and > its own - window) of its
-        sequence: query [N, heads, d], rows.pool.layers[layer] [blocks+1, block_tokens, 2 * kv_heads * d] ->
-        [N, heads * d]. `sinks` [heads]: of each head a score that takes its share and has no value."""
+        """Softmax attention of every token over the positions <= its own (and > its own - window, and
+        >= rows.skip) of its sequence: query [N, heads, d], rows.pool.layers[layer] [blocks+1, block_tokens,
+        2 * kv_heads * d] -> [N, heads * d]; zeros for a token before rows.skip. `sinks` [heads]: of each head a score that takes
+        its share and has no value."""
+        ...
+
+    def block_attention(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        rows: GroupRows,
+        layer: int,
+        scale: float,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax attention of a block of queries per sequence: query [S, Q, heads, d] over the sequence's
+        stored positions p, rows.skip <= p < rows.starts[i] (and, in a window, p > positions[i, q] - window),
+        and over the given kv [S, K, 2 * kv_heads * d], which is not stored, as far as mask [S or 1, Q, K]
+        (bool; None: all) lets each query see it -> [S, Q, heads * d]. positions [S, Q] int64 of the queries,
+        none below starts[i]; None: starts[i] + q. A query that sees nothing gets zeros. `sinks` as above."""
         ...
 
     def latent_attention(
@@ -35,13 +54,13 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Multi-head attention over one latent per position: query [N, heads, width] with
         rows.pool.layers[layer] [blocks+1, block_tokens, width], whose first `rank` features are the values,
-        over the positions <= a token's own; of these only chosen [N, K] (int64, -1 = none) if it is given
-        -> [N, heads, rank]."""
+        over the positions <= a token's own and >= rows.skip; of these only chosen [N, K] (int64, -1 = none)
+        if it is given -> [N, heads, rank]; zeros for a token before rows.skip."""
         ...
 
     def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
-        """The `count` positions <= a token's own with the largest sums over heads of weights *
-        relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads] (query's dtype or
+        """The `count` positions <= a token's own and >= rows.skip with the largest sums over heads of
+        weights * relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads] (query's dtype or
         wider), keys rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count] int64, largest first,
         -1 where there are fewer. Sums are float32 at least."""
         ...

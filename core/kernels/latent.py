@@ -27,9 +27,11 @@ def latent_attention(
         for part in _parts(tokens, heads * len(entries)):
             own = _own(start, part, tokens, query.device)
             if chosen is None:
-                out[part] = _dense(query[part], entries, own, scale, rank)
+                out[part] = _dense(query[part], entries, own, scale, rank, rows.skip)
             else:
                 out[part] = _sparse(query[part], entries, chosen[part], scale, rank)
+    if rows.skip:
+        rows.blank(out)
     return out
 
 
@@ -44,6 +46,7 @@ def choose(query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: i
             found = torch.relu(query[part].to(wide) @ keys.t().to(wide))
             scores = (weights[part, :, None] * found).sum(1)
             scores.masked_fill_(torch.arange(len(keys), device=keys.device) > own[:, None], float("-inf"))
+            scores[:, : rows.skip] = float("-inf")
             # Stable: of equal scores the lowest position comes first.
             best = torch.sort(scores, dim=-1, descending=True, stable=True)
             most = min(count, len(keys))
@@ -52,12 +55,13 @@ def choose(query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: i
     return out
 
 
-def _dense(query: Tensor, entries: Tensor, own: Tensor, scale: float, rank: int) -> Tensor:
+def _dense(query: Tensor, entries: Tensor, own: Tensor, scale: float, rank: int, skip: int) -> Tensor:
     tokens, heads, width = query.shape
     scores = (query.reshape(-1, width) @ entries.t()).view(tokens, heads, -1) * scale
     if tokens > 1:
         later = torch.arange(len(entries), device=entries.device) > own[:, None]
         scores.masked_fill_(later[:, None], float("-inf"))
+    scores[..., :skip] = float("-inf")
     return (torch.softmax(scores, -1).view(tokens * heads, -1) @ entries[:, :rank]).view(tokens, heads, rank)
 
 

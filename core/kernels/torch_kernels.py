@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import GroupRows
 from bien.core.kernels.attention import Gathered, Scratch, Segment, attend, attend_runs, plan_attention
+from bien.core.kernels.block import block_attention
 from bien.core.kernels.latent import choose, latent_attention
 from bien.core.kernels.quantized import Int4Linear, Int8Linear
 from bien.core.kernels.sinks import attend_with_sinks
@@ -66,7 +67,22 @@ class TorchKernels:
                 part = torch.empty_like(grouped[segment.query])
                 run(grouped[segment.query], key, value, segment, scale, part)
                 out[segment.query] = part
+        if rows.skip:
+            rows.blank(out)
         return out.view(tokens, heads * d)
+
+    def block_attention(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        rows: GroupRows,
+        layer: int,
+        scale: float,
+        mask: Tensor | None,
+        positions: Tensor | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return block_attention(query, kv, rows, layer, scale, mask, positions, sinks)
 
     def latent_attention(
         self, query: Tensor, rows: GroupRows, layer: int, scale: float, rank: int, chosen: Tensor | None

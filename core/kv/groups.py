@@ -10,6 +10,8 @@ from enum import Enum
 
 import msgspec
 
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
 
 class GroupKind(str, Enum):
     FULL = "full"  # keys and values of every position
@@ -43,6 +45,7 @@ class KVGroup(msgspec.Struct, frozen=True):
     snapshot: SnapshotPolicy = SnapshotPolicy()
     dtype: str = "float32"
     shardable: bool = True
+    width: int = 0  # of a `boundary_group`: elements of a state
 
     @property
     def paged(self) -> bool:
@@ -54,3 +57,11 @@ class KVGroup(msgspec.Struct, frozen=True):
         if not self.paged:
             return self.constant_bytes
         return self.bytes_per_token * self.block_tokens // self.stride
+
+
+def boundary_group(name: str, width: int, block_tokens: int, dtype: str) -> KVGroup:
+    """A drafter's own group that holds one state of `width` elements per block: that behind the block's last
+    confirmed position (`Rows.load_boundary`, `Rows.store_boundary`). What follows a block needs no earlier
+    hidden states, so that prefix hits, preemptions and transfers need none either."""
+    each = -(-width // block_tokens) * ITEM_BYTES[dtype]
+    return KVGroup(name, GroupKind.DRAFT, (0,), block_tokens, each, dtype=dtype, shardable=False, width=width)

@@ -45,7 +45,7 @@ class NativeKernels(TorchKernels):
         tokens, heads, d = query.shape
         pool = rows.pool.layers[layer]
         dense = d in HEAD_WIDTHS and query.stride()[1:] == (d, 1)
-        if sinks is not None or not (_takes(query) and _takes(pool) and dense):
+        if sinks is not None or rows.skip or not (_takes(query) and _takes(pool) and dense):
             return super().paged_attention(query, rows, layer, scale, sinks)
         kv_heads = pool.shape[-1] // (2 * d)
         plan: AttentionPlan | None = rows.plans.get("native")
