@@ -27,8 +27,8 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Softmax attention of every token over the positions <= its own (and > its own - window, and
         >= rows.skip) of its sequence: query [N, heads, d], rows.pool.layers[layer] [blocks+1, block_tokens,
-        2 * kv_heads * d] -> [N, heads * d]; zeros for a token before rows.skip. `sinks` [heads]: of each head a score that takes
-        its share and has no value."""
+        2 * kv_heads * d] -> [N, heads * d]; zeros for a token before rows.skip. `sinks` [heads]: of each
+        head a score that takes its share and has no value."""
         ...
 
     def block_attention(
@@ -60,8 +60,8 @@ class Kernels(Protocol):
 
     def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
         """The `count` positions <= a token's own and >= rows.skip with the largest sums over heads of
-        weights * relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads] (query's dtype or
-        wider), keys rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count] int64, largest first,
+        weights * relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads]
+        (query's dtype or wider), keys rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count] int64, largest first,
         -1 where there are fewer. Sums are float32 at least."""
         ...
 
