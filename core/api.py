@@ -39,7 +39,7 @@ from bien.core.executors.base import BlockIO, Executor, HostLink
 from bien.core.hooks import hookimpl
 from bien.core.kernels.base import Kernels
 from bien.core.kv.events import EventBatch, KVEvent
-from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy, boundary_group
+from bien.core.kv.groups import ITEM_BYTES, GroupKind, KVGroup, SnapshotPolicy, boundary_group
 from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.store import KVStore, Transfer
 from bien.core.parallel.communicator import Communicator
@@ -69,11 +69,14 @@ if TYPE_CHECKING:
     from bien.core.executors.rows import Rows as Rows
     from bien.core.kernels.torch_kernels import TorchKernels as TorchKernels
     from bien.core.models.rotary import Rotary as Rotary
+    from bien.core.models.fetch import resolve_model as resolve_model
     from bien.core.models.rotary import paired as paired
+    from bien.core.text.tokenizer import Tokenizer as Tokenizer
 
 __all__ = [
     "API",
     "HASH_BYTES",
+    "ITEM_BYTES",
     "KINDS",
     "ROOT",
     "TERMS",
@@ -145,6 +148,7 @@ __all__ = [
     "TargetHandle",
     "TimedTransfers",
     "TokenIds",
+    "Tokenizer",
     "TorchKernels",
     "TraceError",
     "Transfer",
@@ -165,6 +169,7 @@ __all__ = [
     "processor_flags",
     "read_architecture",
     "read_calibration",
+    "resolve_model",
     "rope_parameters",
     "simulated_executor",
     "torch_executor",
@@ -201,13 +206,15 @@ def torch_executor(ctx: Context) -> Executor:
 
 
 def __getattr__(name: str) -> Any:
-    # What needs torch: imported when a factory asks for it.
+    # What needs torch, or much else: imported when a factory asks for it.
     modules = {
         "GroupRows": "bien.core.executors.rows",
         "Rotary": "bien.core.models.rotary",
         "Rows": "bien.core.executors.rows",
+        "Tokenizer": "bien.core.text.tokenizer",
         "TorchKernels": "bien.core.kernels.torch_kernels",
         "paired": "bien.core.models.rotary",
+        "resolve_model": "bien.core.models.fetch",
     }
     if name in modules:
         return getattr(import_module(modules[name]), name)
