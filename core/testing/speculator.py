@@ -218,7 +218,9 @@ class HostSpeculatorSuite:
             whole = self.build()
             whole.start("a", text[:stop], _OWN)
             most = whole.caps.max_drafts
-            assert parts.propose("a", most) == whole.propose("a", most), f"differs at {stop} tokens"
+            found, expected = parts.propose("a", most), whole.propose("a", most)  # confidences may be learned
+            same = (found.tokens, found.parents) == (expected.tokens, expected.parents)
+            assert same, f"differs at {stop} tokens"
 
     def test_does_not_see_the_future(self) -> None:
         """Tokens that the caller appends to its own list, or that another drafter has seen, are not known."""
