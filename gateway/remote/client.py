@@ -26,7 +26,7 @@ from bien.gateway.remote.endpoint import Endpoint
 from bien.gateway.remote.follow import Follower, Source
 from bien.gateway.remote.history import History
 from bien.gateway.remote.load import Load
-from bien.gateway.remote.server import HttpServer, Unreachable
+from bien.gateway.remote.server import HttpServer, Silent, Unreachable
 
 FAILURES = 2  # looks at its health in a row that fail: it is dead
 SURELY = 256  # computed tokens that fill a block of any engine
@@ -184,15 +184,16 @@ class RemoteClient:
             try:
                 await self._stream(body, answer, request)
                 return
-            except (Unreachable, Cut) as error:
+            except (Unreachable, Silent, Cut) as error:
                 if why := await self._server.healthy():
                     self._die(f"the connection to {self._endpoint.url} was lost ({error or 'cut'}): {why}")
                     return
                 # It lives: a connection that it had closed, or a proxy's between. Once more, if nobody has
-                # had anything of it.
-                if answer.begun or attempt:
+                # had anything of it; who has waited so long already does not wait so long again.
+                if answer.begun or attempt or isinstance(error, Silent):
                     text = f"the engine of worker {self.info.id} cut the answer off"
-                    raise WorkerDiedError(f"{text} after {answer.tokens} tokens ({error})") from None
+                    said = f" ({error})" if str(error) else ""
+                    raise WorkerDiedError(f"{text} after {answer.tokens} tokens{said}") from None
 
     async def _stream(self, body: dict[str, Any], answer: Answer, request: GenerateRequest) -> None:
         async with self._server.ask(body) as stream:

@@ -29,6 +29,8 @@ class Endpoint:
     history_seconds: float = 300.0  # without events: how long a prompt counts as cached
     grace_seconds: float = 10.0  # until what is wrong with events is an alarm
     poll_seconds: float = 1.0  # between looks at its health and load
+    look_seconds: float = 5.0  # for a small answer: models, health, metrics
+    silence_seconds: float = 600.0  # without a word of an answer, until it counts as lost
     api_key: str = ""
 
     @property

@@ -15,7 +15,6 @@ from bien.gateway.remote.dialect import Dialect, Readings
 from bien.gateway.remote.endpoint import Endpoint
 from bien.gateway.remote.load import parse_metrics
 
-LOOK_SECONDS = 5.0  # for a small answer
 CONNECT_SECONDS = 5.0
 REFUSALS = (400, 404, 413, 422)
 
@@ -33,6 +32,10 @@ class Unreachable(Exception):
     """A connection could not be made, or broke."""
 
 
+class Silent(Exception):
+    """An answer has not gone on for too long."""
+
+
 class HttpServer:
     """Made inside a running loop."""
 
@@ -47,7 +50,9 @@ class HttpServer:
         self._session = aiohttp.ClientSession(
             headers=headers | dialect.headers(endpoint.rank),
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=endpoint.silence_seconds
+            ),
         )
 
     async def card(self) -> tuple[str, int]:
@@ -95,32 +100,40 @@ class HttpServer:
     @asynccontextmanager
     async def ask(self, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of the answer; leaving early closes the connection, which ends the generation there.
-        Unreachable, also while reading; UserError, OverloadError or BienError: the server refuses."""
+        Unreachable or Silent, also while reading; UserError, OverloadError, BienError: it refuses."""
         broken = (self._aiohttp.ClientError, OSError, TimeoutError)
         try:
             # 100,000 token ids: msgspec writes them in a tenth of the time.
             data, headers = msgspec.json.encode(body), {"Content-Type": "application/json"}
             response = await self._session.post(self._url(self.dialect.path), data=data, headers=headers)
         except broken as error:
-            raise Unreachable(_why(error)) from None
+            raise self._broken(error) from None
         try:
             if response.status != 200:
                 raise _refusal(response.status, await response.text())
             yield events(response.content.iter_any())
         except broken as error:
-            raise Unreachable(_why(error)) from None
+            raise self._broken(error) from None
         finally:
             response.close()
 
     async def close(self) -> None:
         await self._session.close()
 
+    def _broken(self, error: BaseException) -> Exception:
+        if isinstance(error, self._aiohttp.SocketTimeoutError):
+            return Silent(f"it said nothing for {self.endpoint.silence_seconds:g} s")
+        return Unreachable(_why(error))
+
     def _url(self, path: str) -> str:
         return self.endpoint.url + path
 
     async def _get(self, path: str) -> bytes:
         try:
-            async with asyncio.timeout(LOOK_SECONDS), self._session.get(self._url(path)) as response:
+            async with (
+                asyncio.timeout(self.endpoint.look_seconds),
+                self._session.get(self._url(path)) as response,
+            ):
                 if response.status != 200:
                     raise Unreachable(f"GET {path} answers {response.status}")
                 return await response.read()

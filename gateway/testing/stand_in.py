@@ -31,6 +31,10 @@ class StandIn:
         self.cut_after: int | None = None  # tokens after which a connection is cut
         self.cuts = 1_000_000  # times that it does
         self.pace = 0.0  # seconds per token
+        self.hold_at: int | None = None  # tokens after which an answer waits until it is released
+        self.released = asyncio.Event()
+        self.says_at: tuple[int, bytes] | None = None  # after so many tokens an answer is this, and over
+        self.hung = False  # whether it answers nothing small any more: models, health, metrics
         self.stop: tuple[int, bool] | None = None  # a stop token behind three others, and whether it shows
         self.metrics = ""
         self._runner: web.AppRunner | None = None
@@ -91,14 +95,21 @@ class StandIn:
     # HTTP.
 
     async def _models(self, request: web.Request) -> web.Response:
+        await self._small()
         card = {"id": self.name} | ({"max_model_len": self.context} if self.context else {})
         return web.json_response({"object": "list", "data": [card]}, status=200 if self.healthy else 500)
 
     async def _health(self, request: web.Request) -> web.Response:
+        await self._small()
         return web.Response(status=200 if self.healthy else 500)
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        await self._small()
         return web.Response(text=self.page())
+
+    async def _small(self) -> None:
+        while self.hung:
+            await WallClock().sleep(0.01)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -127,6 +138,12 @@ class StandIn:
             words = self.write(ids, self.length(body) if self.stop is None else 3)
             for n, (token, text) in enumerate(words):
                 await WallClock().sleep(self.pace)
+                if n == self.hold_at:
+                    await self.released.wait()
+                if self.says_at is not None and n == self.says_at[0]:
+                    await response.write(self.says_at[1])
+                    await response.write_eof()
+                    return
                 if n == self.cut_after and self.cuts:
                     self.cuts -= 1
                     assert request.transport is not None

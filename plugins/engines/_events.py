@@ -29,6 +29,8 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     cache_seconds: Seconds = 300.0  # without events: for which a prompt counts as cached
     grace_seconds: Seconds = 10.0  # until missing or undecodable events are an alarm
     poll_seconds: Seconds = 1.0  # between looks at health and load
+    look_seconds: Seconds = 5.0  # for a small answer: models, health, metrics
+    silence_seconds: Seconds = 600.0  # without a word of an answer, until it counts as lost
     api_key: str = ""  # name of an environment variable that holds it
 
 
@@ -50,6 +52,8 @@ def engine(config: EventsConfig, dialect: Dialect, ctx: Context) -> RemoteEngine
         history_seconds=config.cache_seconds,
         grace_seconds=config.grace_seconds,
         poll_seconds=config.poll_seconds,
+        look_seconds=config.look_seconds,
+        silence_seconds=config.silence_seconds,
         api_key=os.environ.get(config.api_key, "") if config.api_key else "",
     )
     return RemoteEngine(places, dialect, ctx)

@@ -25,6 +25,8 @@ class OpenAIConfig(msgspec.Struct, forbid_unknown_fields=True):
     token_ids: bool = False  # whether it takes `return_token_ids`; else its text is passed on
     extensions: bool = False  # whether it takes top_k, min_p, ... by vLLM's names
     poll_seconds: Seconds = 2.0  # between looks at its health
+    look_seconds: Seconds = 5.0  # for a small answer: models, health, metrics
+    silence_seconds: Seconds = 600.0  # without a word of an answer, until it counts as lost
     health: str = "/v1/models"  # what is looked at
     api_key: str = ""  # name of an environment variable that holds it
 
@@ -60,6 +62,8 @@ def _build(config: OpenAIConfig, ctx: Context) -> RemoteEngine:
         capacity_tokens=config.cache_tokens or 0,
         history_seconds=config.cache_seconds,
         poll_seconds=config.poll_seconds,
+        look_seconds=config.look_seconds,
+        silence_seconds=config.silence_seconds,
         api_key=os.environ.get(config.api_key, "") if config.api_key else "",
     )
     return RemoteEngine(places, OpenAIDialect(config), ctx)

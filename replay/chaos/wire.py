@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 import msgspec
 
-from bien.gateway.remote.wire import FIELDS
+from bien.gateway.testing.event_forms import FORMS, encode_events
+from bien.gateway.testing.event_forms import Form as KnownForm
 
-Form = Literal["arrays", "maps", "whole maps", "strange"]
-FORMS: tuple[Form, ...] = ("arrays", "maps", "whole maps")  # that consumers should understand
+Form = Union[KnownForm, Literal["strange"]]
+__all__ = ["FORMS", "Form", "encode"]
 
 
 def encode(events: Sequence[Mapping[str, Any]], form: Form, ts: float = 0.0) -> bytes:
-    if form == "arrays":
-        batch: Any = [ts, [_array(event) for event in events], None]
-    elif form == "maps":
-        batch = [ts, list(events), None]
-    elif form == "whole maps":
-        batch = {"ts": ts, "events": list(events), "data_parallel_rank": None}
-    else:  # a form of the future
-        batch = {"version": 3, "ts": ts, "batches": [{"kind": e["type"], "body": dict(e)} for e in events]}
-    return msgspec.msgpack.encode(batch)
-
-
-def _array(event: Mapping[str, Any]) -> list[Any]:
-    values = [event.get(name) for name in FIELDS[event["type"]]]
-    while values and values[-1] is None:  # what is not given is left out at the end
-        values.pop()
-    return [event["type"], *values]
+    if form != "strange":
+        return encode_events(events, form, ts)
+    # A form of the future.
+    batches = [{"kind": event["type"], "body": dict(event)} for event in events]
+    return msgspec.msgpack.encode({"version": 3, "ts": ts, "batches": batches})
