@@ -112,7 +112,7 @@ class Admission:
         s.status = Status.WAITING
         s.epoch += 1
         s.computed = s.planned = s.reserved = s.committed = 0
-        s.drafts = 0
+        s.drafts = s.ready = 0
         s.draft = Draft()
         s.preemptions += 1
         self._owner.preempted()
@@ -303,6 +303,7 @@ class Admission:
                 sampling=sampling,
                 seed=s.seed,
                 forced=request.forced,
+                max_drafts=s.max_drafts,
                 ends=self._ends(request.sampling),
             )
         )

@@ -16,16 +16,21 @@ from bien.core.architectures.base import Architecture
 from bien.core.architectures.registry import read_architecture
 from bien.core.clock import Clock, WallClock
 from bien.core.compose import PoolComposition, compose_pool
+from bien.core.deployment import PoolSpec
 from bien.core.engine import Engine, EngineLimits
+from bien.core.errors import DeploymentError
 from bien.core.executors.base import Executor
 from bien.core.executors.ranks import Ranks
 from bien.core.kv.cache import KVCache
-from bien.core.kv.groups import KVGroup, SnapshotPolicy
+from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 from bien.core.providers import Context
 from bien.core.sizing import pool_blocks, sized
+from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.rank_launch import LaunchedRanks
 from bien.core.worker.start import WorkerStart
+
+TREE_KINDS = (GroupKind.FULL, GroupKind.WINDOW, GroupKind.DRAFT)  # whose entries can be moved
 
 
 class Parts(dict[str, Any]):
@@ -130,6 +135,8 @@ def build(
         blocks = tuple(pool_blocks(group, spec) for group in groups)
         progress(f"allocating KV for {spec.kv_tokens} tokens")
         executor.allocate(blocks, spec.slots, architecture.max_context)
+        if speculator is not None:
+            check_topology(speculator.caps, groups, spec.speculator.use if spec.speculator else "")
         ctx.groups, ctx.io = groups, executor.io
         scheduler = pool.make("scheduler", ctx)
         made.callback(scheduler.close)
@@ -142,8 +149,9 @@ def build(
                 max_context=architecture.max_context,
                 block_tokens=model.block_tokens,
                 eos_token_ids=architecture.eos_token_ids,
-                device_drafts=speculator.caps.max_drafts if device_drafter else 0,
                 vocab_size=architecture.vocab_size,
+                speculation=spec.speculation,
+                **drafting_limits(spec, speculator.caps if speculator else None),
             ),
             clock=ctx.clock,
             speculator=None if device_drafter else speculator,
@@ -186,6 +194,36 @@ def prepare(
             ctx.groups += speculator.groups(architecture, model.block_tokens)
         made.pop_all()
     return ctx, parts
+
+
+def drafting_limits(spec: PoolSpec, caps: SpeculatorCaps | None) -> dict[str, Any]:
+    """What `EngineLimits` say of a pool's drafter."""
+    if caps is None or spec.speculator is None:
+        return {}
+    options, device = spec.speculation, caps.place == "device"
+    drawn = device and not caps.deterministic and options.verification != "invariant"
+    most = caps.max_drafts if options.max_drafts is None else min(caps.max_drafts, options.max_drafts)
+    return {
+        "device_drafts": most if device else 0,
+        "drafter": spec.speculator.use,
+        "drawn": drawn,
+        "trusted": not (drawn and caps.confidence == "own"),
+    }
+
+
+def check_topology(caps: SpeculatorCaps, groups: tuple[KVGroup, ...], name: str) -> None:
+    """DeploymentError for a drafter of trees on a model whose states or entries cannot be moved to another
+    position."""
+    if caps.topology == "chain":
+        return
+    for group in groups:
+        if group.kind not in TREE_KINDS:
+            valid = ", ".join(kind.value for kind in TREE_KINDS)
+            raise DeploymentError(
+                f"speculator {name!r} drafts trees, and the model's KV group {group.name!r} is of kind "
+                f"{group.kind.value!r}; valid for trees: {valid}; choose chains, or another speculator",
+                field="speculator",
+            )
 
 
 def snapshotting(architecture: Architecture, tokens: int) -> Architecture:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from bien.core.admission import Admission
 from bien.core.chains import extended_chain, prompt_chain
 from bien.core.clock import Clock
-from bien.core.content import TokenContent, content_of
+from bien.core.content import content_of
+from bien.core.drafting import Drafting
 from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
 from bien.core.flight import Flight
 from bien.core.guarded import GuardedScheduler, GuardedSpeculator, GuardedStore
@@ -33,7 +34,8 @@ from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
 from bien.core.settlement import Settlement
 from bien.core.snapshots import Snapshots
-from bien.core.speculation.draft import Scope
+from bien.core.speculation.draft import Draft
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import HostSpeculator
 from bien.core.tier import Tier
 from bien.core.worker.messages import WorkerStats
@@ -49,6 +51,10 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...] = ()
     device_drafts: int = 0  # drafts per round of a device drafter, 0 = none
     vocab_size: int = 1 << 32
+    speculation: SpeculationSpec = field(default_factory=SpeculationSpec)
+    drafter: str = "drafter"  # its name
+    drawn: bool = False  # its drafts are drawn, and judged by their law
+    trusted: bool = True  # whether a draft is verified may depend on the confidences of its round
 
 
 class Engine:
@@ -71,7 +77,14 @@ class Engine:
         self.cache = cache
         self.clock = clock
         self._scheduler = GuardedScheduler(scheduler)
-        self._speculator = GuardedSpeculator(speculator, limits.vocab_size) if speculator else None
+        self._drafting = Drafting(
+            GuardedSpeculator(speculator, limits.vocab_size) if speculator else None,
+            limits.device_drafts,
+            limits.speculation,
+            name=limits.drafter,
+            drawn=limits.drawn,
+            trusted=limits.trusted,
+        )
         self._store = GuardedStore(store) if store else None
         self._rng = rng or random.Random()
         self._sequences: dict[str, Sequence] = {}
@@ -93,15 +106,9 @@ class Engine:
             limits.device_drafts,
             limits.eos_token_ids,
         )
-        self._launcher = Launcher(
-            self._admission,
-            self._snapshots,
-            groups,
-            host_drafts=speculator is not None,
-            device_drafts=limits.device_drafts,
-        )
+        self._launcher = Launcher(self._admission, self._snapshots, groups, limits.device_drafts > 0)
         self._settlement = Settlement(
-            self, cache, groups, self._snapshots, self._speculator, self._stats, limits.eos_token_ids
+            self, cache, groups, self._snapshots, self._drafting, self._stats, limits.eos_token_ids
         )
         self._jump = Jump(self._admission, self._settlement, self._snapshots, limits.block_tokens)
 
@@ -136,6 +143,7 @@ class Engine:
             length=prompt,
             hashes=prompt_chain(request, self.limits.block_tokens),
         )
+        sequence.max_drafts = self._drafting.limit(sequence)
         self._scheduler.add(sequence)
         self._order += 1
         self._sequences[request.id] = sequence
@@ -154,12 +162,14 @@ class Engine:
         if not self._sequences:
             return None
         before = self._stats.preemptions
+        self._drafting.admit(self._sequences.values())
         try:
             plan = self._scheduler.plan(self._admission)
             if not plan.items and self._stats.preemptions > before:
                 plan = self._scheduler.plan(self._admission)  # a lone victim may come back at once
             plan.items = [item for item in plan.items if item.tokens]
             check_plan(plan, self._sequences, self._scheduler.name)
+            self._drafting.even(plan)
         except PluginFault as error:
             self._end_all(error)
             return None
@@ -167,6 +177,7 @@ class Engine:
             return None
         self.launched += 1
         flight, work = self._launcher.launch(self.launched, plan)
+        self._drafting.planned(flight.items)
         self._flights.append(flight)
         return work
 
@@ -197,7 +208,7 @@ class Engine:
         report, self._report = self._report, StepReport()
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
         accepted = result.accepted.tolist()
-        proposed = None if result.proposed is None else result.proposed.tolist()
+        proposed = _proposed(result)
         order = list(range(len(flight.items)))
         if steps > 1:
             if flight.in_order:
@@ -210,16 +221,20 @@ class Engine:
         ends = None if ids is None else [0, *accumulate(accepted)]
         for i in order:
             tokens = b"" if ids is None or ends is None else ids[ends[i] : ends[i + 1]].tobytes()
-            drafts = proposed[i] if proposed else 0
             logprobs = result.logprobs.get(i) if result.logprobs else None
             if result.prompt_logprobs and i in result.prompt_logprobs:
                 flight.items[i].sequence.score(flight.items[i].start, result.prompt_logprobs[i])
-            self._settlement.settle(flight.items[i], accepted[i], steps, tokens, drafts, report, logprobs)
+            drafts, draft = proposed[i] if proposed else (0, None)
+            self._settlement.settle(
+                flight.items[i], accepted[i], steps, tokens, report, logprobs, drafts, draft
+            )
         self._stats.steps += steps
         self._stats.computed_tokens += flight.tokens * steps
         seconds = result.seconds * steps if seconds is None else seconds
         self._stats.busy_seconds += seconds
         self._scheduler.note(seconds, flight.tokens * steps)
+        if steps == 1:
+            self._drafting.note(flight.tokens, seconds)
         self._tier.save_committed()
         report.events += self.cache.take_events()
         self._tier_events(report)
@@ -322,8 +337,7 @@ class Engine:
             self.end(sequence, "abort")
         self._tier.drain()
         self._scheduler.close()
-        if self._speculator:
-            self._speculator.close()
+        self._drafting.close()
         if self._store:
             self._store.close()
 
@@ -360,17 +374,12 @@ class Engine:
     # -- called by admission and settlement
 
     def started(self, s: Sequence) -> None:
-        """A sequence got slot and KV: a host drafter hears its tokens."""
-        if self._speculator is not None and isinstance(s.content, TokenContent):
-            if s.request.sampling.speculate:
-                request = s.request
-                scope = Scope(request.tenant, request.session, request.salt)
-                self._speculator.start(s.id, s.content.tokens(), scope)
+        """A sequence got slot and KV."""
+        self._drafting.start(s)
 
     def stopped(self, s: Sequence) -> None:
         """It lost slot and KV."""
-        if self._speculator is not None and s.content.ids_known and s.request.sampling.speculate:
-            self._speculator.end(s.id)
+        self._drafting.stop(s)
 
     def preempted(self) -> None:
         self._stats.preemptions += 1
@@ -382,3 +391,18 @@ class Engine:
     def chain(self, s: Sequence, blocks: int) -> bytes:
         """Hashes of the first `blocks` full blocks of its confirmed content."""
         return extended_chain(s, blocks, self.limits.block_tokens)[: blocks * HASH_BYTES]
+
+
+def _proposed(result: StepResult) -> list[tuple[int, Draft | None]] | None:
+    """What a device drafter has ready for each row: how many drafts, and what it says of them."""
+    if result.proposed is None:
+        return None
+    counts, out, at = result.proposed.tolist(), [], 0
+    for count in counts:
+        told, parents = (
+            None if values is None else values[at : at + count].tolist()
+            for values in (result.confidence, result.parents)
+        )
+        out.append((count, None if told is None and parents is None else Draft([], parents, told)))
+        at += count
+    return out

@@ -18,6 +18,8 @@ class FlightItem:
     drafts: int
     samples: bool
     snapshots: list[tuple[int, int, int]] = field(default_factory=list)  # (group, position, block)
+    depth: int = 0  # how far the drafts reach: their number, if they are a chain
+    source: str = ""  # of the drafts; "": the drafter
 
     def last_change(self, steps: int, block_tokens: int) -> int:
         """In which of `steps` equal decode steps this row changes the cache for the last time: it ends, or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from bien.core.admission import Admission
 from bien.core.errors import PluginFault
 from bien.core.flight import Flight, FlightItem
 from bien.core.kv.groups import KVGroup
-from bien.core.plan import ExecutorPlan, NewSequence, StepPlan, TableUpdate, i32
+from bien.core.plan import ExecutorPlan, StepPlan, TableUpdate, i32
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
+from bien.core.speculation.draft import ROOT
+from bien.core.speculation.lengths import depths
 
 
 def check_plan(plan: StepPlan, sequences: Mapping[str, Sequence], scheduler: str) -> None:
@@ -38,6 +41,32 @@ def check_plan(plan: StepPlan, sequences: Mapping[str, Sequence], scheduler: str
             raise PluginFault(f"{who} {s.id!r} without reserving {item.tokens} tokens")
 
 
+@dataclass(slots=True)
+class _Drafts:
+    """Of all rows of a plan, as `ExecutorPlan` has them."""
+
+    tokens: list[int] = field(default_factory=list)
+    hosted: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    trees: bool = False
+
+    def add(self, row: FlightItem) -> None:
+        s, count = row.sequence, row.drafts
+        self.hosted.append(count if s.hosted else 0)
+        if not count:
+            return
+        row.depth, row.source = count, s.draft.source
+        if s.hosted:
+            self.tokens += s.draft.tokens[:count]
+        if s.draft.parents is None:
+            self.parents += range(ROOT, count + ROOT)
+            return
+        parents = s.draft.parents[:count]
+        row.depth = max(depths(count, parents))
+        self.parents += parents
+        self.trees = True
+
+
 class Launcher:
     """Books a checked plan on its sequences and packs the differences that the executor needs."""
 
@@ -46,21 +75,20 @@ class Launcher:
         admission: Admission,
         snapshots: Snapshots,
         groups: tuple[KVGroup, ...],
-        *,
-        host_drafts: bool,
-        device_drafts: int,
+        device_drafts: bool,
     ) -> None:
+        """`device_drafts`: a device drafter proposes."""
         self._admission = admission
         self._snapshots = snapshots
         self._groups = groups
         self.tables = True  # False: whoever runs the plans keeps no KV and reads no tables
-        self._host = host_drafts
         self._device = device_drafts
 
     def launch(self, step: int, plan: StepPlan) -> tuple[Flight, ExecutorPlan]:
         """The step in flight, and the plan to send."""
         items: list[FlightItem] = []
-        slots, starts, counts, drafts, samples, hosted = [], [], [], [], [], []
+        slots, starts, counts, drafts, samples = [], [], [], [], []
+        packed = _Drafts()
         for item in plan.items:
             s = item.sequence
             sampling = item.tokens - item.drafts == s.pending
@@ -69,9 +97,9 @@ class Launcher:
             counts.append(item.tokens)
             drafts.append(item.drafts)
             samples.append(int(sampling))
-            if item.drafts and self._host:
-                hosted += s.draft.tokens[: item.drafts]
-            items.append(FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling))
+            row = FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling)
+            packed.add(row)
+            items.append(row)
             self._book(s, item.tokens, item.drafts, sampling)
         restores = self._admission.take_restores()
         snapshots = self._snapshots.plan(items)
@@ -83,13 +111,15 @@ class Launcher:
             counts=rows[2],
             drafts=rows[3],
             samples=rows[4],
-            new=self._entering(),
+            new=self._admission.take_new(),
             released=i32(self._admission.take_released()),
             tables=self._tables(),
             restores=restores,
             snapshots=snapshots,
-            draft_tokens=i32(hosted),
-            device_drafts=self._device > 0,
+            draft_tokens=i32(packed.tokens),
+            device_drafts=self._device,
+            hosted=i32(packed.hosted if self._device and packed.tokens else None),
+            parents=i32(packed.parents if packed.trees else None),
         )
 
     def _book(self, s: Sequence, tokens: int, drafts: int, sampling: bool) -> None:
@@ -97,14 +127,8 @@ class Launcher:
         if sampling:
             s.promised += 1
             # A drafter needs the confirmed token: such a sequence waits for its step to end.
-            s.syncs = drafts > 0 or ((self._host or self._device > 0) and s.request.sampling.speculate)
-        s.drafts = 0
-
-    def _entering(self) -> list[NewSequence]:
-        new = self._admission.take_new()
-        for n in new:
-            n.max_drafts = self._device if n.sampling.speculate else 0
-        return new
+            s.syncs = drafts > 0 or s.max_drafts > 0
+        s.drafts = s.ready = 0
 
     def _tables(self) -> list[TableUpdate]:
         if not self.tables:

@@ -110,7 +110,7 @@ class ExecutorPlan:
     restores: list[StateCopy] = field(default_factory=list)
     snapshots: list[StateCopy] = field(default_factory=list)
     draft_tokens: I32 = field(default_factory=i32)  # host drafts of all rows, concatenated in row order
-    device_drafts: bool = False  # drafts of this plan are the executor's own proposals, but for those `hosted`
+    device_drafts: bool = False  # drafts are the executor's own proposals, but for those `hosted`
     # With device drafts, of each row: how many of its drafts (all or none) lie in `draft_tokens` instead.
     # Empty: none of any row.
     hosted: I32 = field(default_factory=i32)

@@ -139,6 +139,7 @@ class SamplingParams(msgspec.Struct, array_like=True, gc=False, frozen=True):
     logprobs: int = -1  # k: log-probabilities of each output token and of the k likeliest; -1 = none
     choice: int = 0  # which of a request's answers this is: answers of one seed draw independently
     prompt_logprobs: int = -1  # the same of the prompt's tokens; its cached prefix is computed again
+    max_drafts: int | None = None  # of a round; None: as many as the pool's
 
 
 class GenerateRequest(msgspec.Struct, array_like=True, gc=False):

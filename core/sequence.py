@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bien.core.content import Content
 from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
+from bien.core.speculation.counts import DraftCounts
 from bien.core.speculation.draft import Draft
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ class Sequence:
     computed: int = 0  # confirmed positions with KV
     planned: int = 0  # positions with KV once every step in flight has ended (>= computed)
     promised: int = 0  # tokens that steps in flight will add (placeholders)
-    drafts: int = 0  # drafts ready to be verified in the next plan
-    draft: Draft = field(default_factory=Draft)  # of a host drafter
+    drafts: int = 0  # of those ready, as many as the next plan may verify
+    ready: int = 0  # drafts that were proposed for it
+    draft: Draft = field(default_factory=Draft)  # these; of a device drafter without their tokens
+    hosted: bool = False  # they are a host's
+    max_drafts: int = 0  # of a round, 0: it never drafts
     syncs: bool = False  # in flight with drafts: unplannable until its step has ended
     slot: int = -1
     epoch: int = 0  # grows at each preemption: results of older plans carry tokens, but no KV
@@ -51,9 +55,7 @@ class Sequence:
     preemptions: int = 0
     first_token: float = -1.0  # clock seconds, -1 until then
     finish: str | None = None  # "stop", "length", "abort", "error"
-    rounds: int = 0  # verify rounds with drafts, for acceptance length
-    drafted: int = 0
-    accepted: int = 0
+    counts: DraftCounts = field(default_factory=DraftCounts)  # what became of its drafts
     committed: int = 0  # full blocks given to the cache
     reserved: int = 0  # positions that have blocks in every paged group
     rolling: dict[int, tuple[int, int]] = field(default_factory=dict)  # STATE group: (position, block)

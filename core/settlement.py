@@ -6,14 +6,15 @@ from typing import Protocol
 
 from bien.core.chains import extended_chain
 from bien.core.clock import Clock
+from bien.core.drafting import Drafting
 from bien.core.flight import FlightItem
-from bien.core.guarded import GuardedSpeculator
 from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.logprobs import TokenLogprobs
 from bien.core.report import SequenceOutput, StepReport
 from bien.core.sequence import Sequence, Status
 from bien.core.snapshots import Snapshots
+from bien.core.speculation.draft import Draft
 from bien.core.worker.messages import WorkerStats
 
 
@@ -33,7 +34,7 @@ class Settlement:
         cache: KVCache,
         groups: tuple[KVGroup, ...],
         snapshots: Snapshots,
-        speculator: GuardedSpeculator | None,
+        drafting: Drafting,
         stats: WorkerStats,
         eos: tuple[int, ...],
     ) -> None:
@@ -42,7 +43,7 @@ class Settlement:
         self._block = groups[0].block_tokens
         self._windows = any(g.kind is GroupKind.WINDOW for g in groups)
         self._snapshots = snapshots
-        self._speculator = speculator
+        self._drafting = drafting
         self._stats = stats
         self._eos = eos
 
@@ -52,11 +53,13 @@ class Settlement:
         gained: int,
         steps: int,
         tokens: bytes,
-        proposed: int,
         report: StepReport,
         logprobs: TokenLogprobs | None = None,
+        proposed: int = 0,
+        draft: Draft | None = None,
     ) -> None:
-        """`item` gained `gained` tokens in each of `steps` equal steps."""
+        """`item` gained `gained` tokens in each of `steps` equal steps. `proposed`: drafts of a device
+        drafter for its next one, `draft`: what is known of them."""
         s = item.sequence
         if s.status is Status.FINISHED:  # stopped or aborted while this step was in flight
             return
@@ -76,13 +79,14 @@ class Settlement:
             self._commit(s)
             self._snapshots.settle(item, s)
         if item.drafts:
-            self._observe(s, item.drafts, gained - 1)
+            self._observe(item, gained - 1)
         if count:
             out = SequenceOutput(s.id, count, tokens, finish)
             out.logprobs = None if logprobs is None else logprobs.first(count)
             self._output(s, out, report)
         if finish is None and item.samples and current:
-            self._draft(s, proposed)
+            room = min(s.remaining, self._owner.room(s)) - 1
+            self._drafting.propose(s, room, proposed, draft)
 
     def confirm(self, item: FlightItem, computed: int) -> None:
         """A step of a jump before its last has computed all positions < `computed`."""
@@ -107,8 +111,8 @@ class Settlement:
         if finish is None and s.output_tokens >= s.max_tokens:
             finish = "length"
         self._stats.output_tokens += count
-        if self._speculator is not None and sampling.speculate and tokens and s.kv is not None:
-            self._speculator.extend(s.id, list(memoryview(tokens).cast("I")))
+        if s.max_drafts and tokens:
+            self._drafting.extend(s, list(memoryview(tokens).cast("I")))
         return count, tokens, finish
 
     def _commit(self, s: Sequence) -> None:
@@ -120,15 +124,11 @@ class Settlement:
             self._cache.slide(s.kv, s.computed)
         s.committed = blocks
 
-    def _observe(self, s: Sequence, drafted: int, accepted: int) -> None:
-        s.rounds += 1
-        s.drafted += drafted
-        s.accepted += accepted
+    def _observe(self, item: FlightItem, accepted: int) -> None:
         self._stats.rounds += 1
-        self._stats.drafted += drafted
+        self._stats.drafted += item.drafts
         self._stats.accepted += accepted
-        if self._speculator is not None:
-            self._speculator.observe(s.id, drafted, accepted)
+        self._drafting.observe(item, accepted)
 
     def _output(self, s: Sequence, out: SequenceOutput, report: StepReport) -> None:
         if s.first_token < 0:
@@ -139,18 +139,7 @@ class Settlement:
             self._stats.cached_tokens += s.cached
             self._stats.prompt_tokens += s.prompt_tokens
         if out.finish is not None:
-            out.drafted, out.accepted, out.rounds = s.drafted, s.accepted, s.rounds
+            total = s.counts.total
+            out.drafted, out.accepted, out.rounds = total.drafted, total.accepted, total.rounds
             self._owner.end(s, out.finish)
         report.outputs.append(out)
-
-    def _draft(self, s: Sequence, proposed: int) -> None:
-        if self._speculator is None and not proposed:
-            return
-        limit = min(s.remaining, self._owner.room(s)) - 1
-        if limit <= 0 or not s.request.sampling.speculate or s.status is not Status.RUNNING:
-            return
-        if self._speculator is not None and s.content.ids_known:
-            s.draft = self._speculator.propose(s.id, min(limit, self._speculator.caps.max_drafts))
-            s.drafts = len(s.draft)
-        elif proposed:
-            s.drafts = min(proposed, limit)

@@ -12,7 +12,7 @@ class Draft:
     """Tokens to follow the last confirmed one. A chain, or a tree whose nodes come parents first."""
 
     tokens: list[int] = field(default_factory=list)
-    parents: list[int] | None = None  # of each node: the index of another, ROOT behind the last confirmed token
+    parents: list[int] | None = None  # of each node: an earlier one's index, ROOT behind the last known token
     confidence: list[float] | None = None  # that the target takes the node once it has taken its parent
     source: str = ""  # who proposed it, for metrics; "" = the drafter's name
 

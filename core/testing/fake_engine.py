@@ -267,8 +267,6 @@ class FakeEngine:
                 s.promised -= 1
                 s.syncs = False
                 s.length += 1 + accepted
-                s.drafted += row.drafts
-                s.accepted += accepted
                 if s.output_tokens >= self._stop[s.id]:
                     self.finished.append(s.id)
                     self._end(s)
