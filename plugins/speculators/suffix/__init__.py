@@ -6,8 +6,8 @@ so that whole sessions are looked through, tool results included: a turn's promp
 texts that are known already, and its answer joins them when it ends. How long a draft is follows from how
 often drafts of its kind were taken (chances.py).
 
-What is shared: `request` nothing; `session` the turns of a session; `tenant` all sessions of a tenant and salt;
-`global` everything of everybody, which lets one tenant's text show in another one's speed.
+What is shared: `request` nothing; `session` the turns of a session; `tenant` all sessions of a tenant and its
+salt; `global` everything of everybody, which lets one tenant's text show in another one's speed.
 """
 
 from __future__ import annotations
