@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -106,7 +107,7 @@ def test_a_turn_adds_only_what_is_new(corpus: str) -> None:
         sizes.append(drafter.size()[0])
         text = text + answer + words(100 + i, 30)  # a tool's result
     assert sizes[0] <= 4052
-    assert all(after - before == 80 for before, after in zip(sizes, sizes[1:], strict=False))
+    assert all(after - before == 80 for before, after in pairwise(sizes))
     drafter.start("b", [*text, 1, *answers[1][:5]], OURS)
     assert drafter.propose("b", 4).tokens == answers[1][5:9], "an answer of an earlier turn"
     drafter.extend("b", [1, *words(102, 30)[:5]])

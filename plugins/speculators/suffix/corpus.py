@@ -43,8 +43,8 @@ class Corpus(Protocol):
         ...
 
     def equal(self, position: int, tokens: Tokens) -> int:
-        """How many of the tokens, from the first on, stand at `position`, repeated ones left out; -1 where that
-        is forgotten."""
+        """How many of the tokens, from the first on, stand at `position`, repeated ones left out; -1 where
+        that is forgotten."""
         ...
 
     def propose(
@@ -58,9 +58,9 @@ class Corpus(Protocol):
         least: float,
         chances: Chances,
     ) -> Found:
-        """Append `added`, then draft what follows the end of the last text: at most `limit` nodes, each with a
-        chance of `least` that all up to it are taken, from this corpus and `shared`, another one or None.
-        `seam`: the text's beginning ends before this position of `shared`, its rest begins here at that one."""
+        """Append `added`, then draft what follows the end of the last text: at most `limit` nodes, each with
+        a chance of `least` that all up to it are taken, from this corpus and `shared`, another one or None.
+        `seam`: the text begins in `shared` and ends before this position; the rest begins here at that."""
         ...
 
     def size(self) -> Size: ...

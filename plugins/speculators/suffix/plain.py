@@ -78,9 +78,10 @@ class PlainCorpus:
         def expand(members: list[int], depth: int, parent: int, chance: float) -> None:
             nonlocal count
             drafted: list[int] = []  # the path
-            while parent >= 0 and len(drafted) < depth:
-                node = parent if not drafted else out.parents[node]
+            node = parent
+            while node >= 0:
                 drafted.append(out.tokens[node])
+                node = out.parents[node]
             drafted.reverse()
             followers = [self._follow(found[m], depth, shared, seam, drafted) for m in members]
             for token, share, match, then in _children(found, members, followers)[: BRANCHES if tree else 1]:

@@ -69,7 +69,9 @@ class Texts:
     def begin(self, tokens: Tokens, session: str) -> Text:
         """The text of a sequence whose prompt is `tokens`. Only what no other text has is appended."""
         best, common = None, 0
-        for text in sorted(reversed(self._texts), key=lambda t: t.session != session):
+        newest = list(reversed(self._texts))
+        own = [text for text in newest if text.session == session]
+        for text in own + [text for text in newest if text.session != session]:
             same = text.common(self.corpus, tokens)
             if same > common:
                 best, common = text, same
