@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from bien.core.executors.rows import GroupRows as GroupRows
     from bien.core.executors.rows import Rows as Rows
     from bien.core.kernels.torch_kernels import TorchKernels as TorchKernels
-    from bien.core.models.rotary import Rotary as Rotary
     from bien.core.models.fetch import resolve_model as resolve_model
+    from bien.core.models.rotary import Rotary as Rotary
     from bien.core.models.rotary import paired as paired
     from bien.core.text.tokenizer import Tokenizer as Tokenizer
 

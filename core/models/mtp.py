@@ -49,9 +49,16 @@ class MultiTokenPrediction:
     def __call__(self, state: Tensor, tokens: Tensor, rows: Rows) -> Tensor:
         """States [N, H] of the rows' positions, the token behind each [N] int64 -> states' [N, H]. Writes the
         layer's entries at the rows' positions, in the groups that `rows` has for it (`Rows.redirect`)."""
+        return self._rms_norm(self.layer(self._entered(state, tokens), rows), self.norm, self.eps)
+
+    def fill(self, state: Tensor, tokens: Tensor, rows: Rows) -> None:
+        """Writes the layer's entries, and computes nothing else: what the call needs of positions before."""
+        self.layer.fill(self._entered(state, tokens), rows)
+
+    def _entered(self, state: Tensor, tokens: Tensor) -> Tensor:
         words = self._rms_norm(self._target.embed(tokens), self.token_norm, self.eps)
         both = torch.cat([words, self._rms_norm(state, self.state_norm, self.eps)], -1)
-        return self._rms_norm(self.layer(self.merge(both), rows), self.norm, self.eps)
+        return self.merge(both)
 
     def head(self, state: Tensor) -> Tensor:
         """States' [R, H] -> logits [R, vocabulary]."""

@@ -59,6 +59,11 @@ class Tokenizer:
             )
         return cls(load_tiktoken(ranks))
 
+    @property
+    def words(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, and its id."""
+        return dict(self._library.get_vocab(with_added_tokens=True))
+
     def id_of(self, token: str) -> int | None:
         return self._library.token_to_id(token)
 

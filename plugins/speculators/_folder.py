@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bien.core.api import ModelError, rope_parameters
+from bien.core.api import ITEM_BYTES, GroupKind, KVGroup, ModelError, rope_parameters
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors by name."""
@@ -127,3 +127,18 @@ def mlp_shapes(prefix: str, a: LayerShape) -> Shapes:
 def norm_shapes(width: int, *names: str) -> Shapes:
     """Weights of RMS norms."""
     return {f"{name}.weight": (width,) for name in names}
+
+
+def draft_group(name: str, width: int, layers: int, like: KVGroup) -> KVGroup:
+    """A drafter's own group: `width` elements per position and layer, blocks and dtype as those of `like`.
+    Not divided among ranks: each computes the whole drafter."""
+    size = width * layers * ITEM_BYTES[like.dtype]
+    return KVGroup(
+        name,
+        GroupKind.DRAFT,
+        tuple(range(layers)),
+        like.block_tokens,
+        size,
+        dtype=like.dtype,
+        shardable=False,
+    )

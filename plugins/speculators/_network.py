@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 
-from bien.core.api import DrafterParts, ModelError, Rotary, paired
+from bien.core.api import DrafterParts, ModelError, Rotary, Rows, paired
 from bien.plugins.speculators._folder import LayerShape, Shapes
 
 _SHOWN = 8
@@ -169,3 +169,11 @@ class Mlp:
     def __call__(self, x: Tensor) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         return F.linear(self._act(F.linear(x, self._gate_up, self._bias)), self._down, self._down_bias)
+
+
+def shifted(states: Tensor, before: Tensor, rows: Rows) -> Tensor:
+    """The state before every row's: states [N, hidden] of the rows, before [S, hidden] of the positions
+    before each sequence's first row (`Rows.load_boundary`) -> [N, hidden]."""
+    out = torch.cat([states[:1], states[:-1]])
+    first = torch.from_numpy(rows.offsets[:-1]).to(states.device)
+    return out.index_copy_(0, first, before.to(states.dtype))
