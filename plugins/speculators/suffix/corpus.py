@@ -13,9 +13,7 @@ from bien.plugins.speculators.suffix.chances import Chances
 log = logging.getLogger("bien.engine")
 CorpusChoice = Literal["auto", "native", "python"]
 Tokens = bytes  # ids as uint32, as `TokenIds` packs them
-CONTEXT = (
-    64  # tokens of a text's end that are looked up, and that a text begins with where it goes on elsewhere
-)
+CONTEXT = 64  # tokens of a text's end that are looked up, and repeated where it goes on elsewhere
 
 
 class Found(NamedTuple):
