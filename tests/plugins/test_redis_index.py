@@ -150,7 +150,7 @@ async def test_streams_and_frames_say_the_same(server: RedisProcess, seed: int) 
         lambda: {id: usable(index, blocks, id) for id in expected} == expected,
         f"{[usable(index, blocks, id) for id in expected]} is not {expected}",
     )
-    assert index.restores > 0 and index.undecodable == 0
+    assert index.undecodable == 0  # how often it had to look anew depends on how fast it was
     for worker in ended:
         await worker.close()
     await end(index, *(worker for worker, _ in workers.values()))
