@@ -93,7 +93,7 @@ def speculators(kind: str, **changes: Any) -> dict[str, Any]:
     """Of vllm-project/speculators: target layers are counted by what enters them, one more than elsewhere."""
     layer = {**SHAPE, "model_type": "qwen3", "num_hidden_layers": LAYERS, "layer_types": [FULL] * LAYERS}
     return {
-        "architectures": ["DSparkDraftModel"],
+        "architectures": ["DSparkDraftModel" if kind == "dspark" else "DFlashDraftModel"],
         "speculators_model_type": kind,
         "speculators_version": "0.5.0",
         "speculators_config": {"algorithm": kind, "proposal_methods": [], "verifier": {"architectures": []}},

@@ -23,7 +23,7 @@ class Oracle:
         self.w = wide(load_file(drafter / "model.safetensors"))
         self.target = json.loads((target / "config.json").read_text())
         self.theirs = wide(load_file(target / "model.safetensors"))
-        self.spark = "dspark" in json.dumps(self.config).lower()
+        self.spark = self.config["architectures"][0] in ("DSparkDraftModel", "Qwen3DSparkModel")
 
     def states(self, tokens: list[int]) -> list[list[Tensor]]:
         """What leaves the target's embedding, and each of its layers, per position."""
@@ -127,7 +127,7 @@ class Oracle:
         are `picks`: draft k follows the anchor and picks[:k]."""
         own, w = self.own, self.w
         first = 0 if own.get("sample_from_anchor", self.spark) else 1
-        head = w["lm_head.weight"] if "d2t" in w else self.theirs["lm_head.weight"]
+        head = w.get("lm_head.weight", self.theirs["lm_head.weight"])
         ids = torch.arange(len(head)) + w.get("d2t", torch.tensor(0))
         before, laws, chances = text[-1], [], []
         state = torch.zeros(own.get("markov_rank") or 0, dtype=torch.float64)

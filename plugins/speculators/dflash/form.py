@@ -129,8 +129,11 @@ class _Reader:
         self._refuse("attention_mode", (None, "gqa", "mha"))
         self._refuse("attention_sink_bias", (None, False))
         self._refuse("shift_label", (None, False))
-        spark = self.library == "dspark" or self.find("projector_type") == "dspark"
-        spark = spark or self.architecture in ("DSparkDraftModel", "Qwen3DSparkModel")
+        if self.library:
+            spark = self.library == "dspark"
+        else:
+            spark = self.architecture in ("DSparkDraftModel", "Qwen3DSparkModel")
+            spark = spark or self.find("projector_type") == "dspark"
         second = self.library == "dflash2" or self.architecture == "DFlash2DraftModel"
         # What a runner that looks at the name alone would leave out.
         second = second or any(self.find(n) for n in ("conv_kernel_size", "selector_rank"))
