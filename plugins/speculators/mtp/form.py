@@ -62,8 +62,8 @@ class Form(msgspec.Struct, frozen=True):
         if (a.hidden_size, a.vocab_size) != (self.layer.hidden, self.vocab):
             raise DeploymentError(
                 f"mtp: {self.folder} is made for hidden states of {self.layer.hidden} features and "
-                f"{self.vocab} tokens, but the target ({a.model!r}) has {a.hidden_size} and {a.vocab_size}; give that of "
-                "this model",
+                f"{self.vocab} tokens, but the target ({a.model!r}) has {a.hidden_size} and {a.vocab_size}; "
+                "give that of this model",
                 field="path",
             )
 
