@@ -200,6 +200,8 @@ class Gateway:
         if frame.stats is not None:
             member.report(frame.stats, frame.dp_rank)
             self._ledger.reported(member.id, frame.stats)
+        if frame.unseen is not None:
+            member.ranks[frame.dp_rank].unseen = frame.unseen
         if frame.outputs:
             now = self.clock.time()
             for output in frame.outputs:

@@ -26,6 +26,7 @@ class RankLoad:
         self.stats = WorkerStats()
         self.inflight = 0  # requests placed there and not ended
         self.unreported = 0  # prompt tokens to be computed that `stats` does not count yet
+        self.unseen = 0  # the same of what other gateways have placed there, as the worker says
         self.reports = 0
         self.fresh: deque[tuple[int, Stream]] = deque()
 
@@ -52,7 +53,8 @@ class Member:
         if self.info.cached_in:  # blocks of an engine are larger than the index's
             overlap -= overlap % self.info.cached_in
         rank = self.ranks[dp_rank]
-        return Target(self.id, dp_rank, self.info, rank.stats, rank.inflight, rank.unreported, overlap)
+        ahead = rank.unreported + rank.unseen
+        return Target(self.id, dp_rank, self.info, rank.stats, rank.inflight, ahead, overlap)
 
     def place(self, stream: Stream, uncached: int, dp_rank: int = 0) -> int:
         """Book a request; its rid."""

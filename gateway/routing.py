@@ -18,7 +18,9 @@ class Target:
     info: WorkerInfo
     stats: WorkerStats  # as last reported
     inflight: int  # requests of this gateway placed there and not ended
-    inflight_tokens: int  # their prompt tokens predicted to need computing, not yet reported as started
+    # Prompt tokens predicted to need computing and not yet reported as started: theirs, and where the worker
+    # tells, what other gateways have placed there.
+    inflight_tokens: int
     overlap: int  # tokens of this request's prompt that the index says are usable there
     loadable: int = 0  # further tokens, right behind the overlap, that it can load from a slower tier
 

@@ -72,7 +72,9 @@ class EngineThread:
         self._flight: deque[tuple[int, Future[StepResult]]] = deque()  # oldest first
         self._stalled = False  # the last look for a plan found none, with nothing in flight
         self._stopping = False
+        self.received = 0  # requests that the engine was given; written and read on the engine thread
         self._sent = WorkerStats()  # the newest that was reported
+        self._told = 0  # of `received`, as of then
         self._thread = threading.Thread(target=self._run, name="bien-engine", daemon=True)
 
     def start(self) -> None:
@@ -185,11 +187,14 @@ class EngineThread:
 
     def _emit(self, report: StepReport, step: bool = False) -> None:
         stats = self._engine.stats()
-        if step or report.outputs or report.events or stats != self._sent:
+        heard = self.received != self._told  # some may have left as they came
+        if step or heard or report.outputs or report.events or stats != self._sent:
             self._sent = copy.copy(stats)  # engines may go on counting in the one they returned
+            self._told = self.received
             self._listener.on_report(report, self._sent)
 
     def _submit(self, request: GenerateRequest) -> None:
+        self.received += 1
         try:
             self._engine.submit(request)
         except Exception as error:

@@ -41,6 +41,7 @@ class WorkerInfo(msgspec.Struct, array_like=True, frozen=True):
     group_blocks: tuple[int, ...] = ()  # capacity of each group's pool
     tiers: tuple[str, ...] = ("device",)  # where its blocks may lie, the fastest first
     cached_in: int = 0  # tokens: prefixes are found in multiples of these; 0: of block_tokens
+    refuses: tuple[str, ...] = ()  # fields of requests that it cannot serve, as a remote engine may
 
 
 class WorkerStats(msgspec.Struct, array_like=True, gc=False):
@@ -139,6 +140,9 @@ class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     stats: WorkerStats | None = None
     time: float = 0.0
     dp_rank: int = 0  # of the engine that `stats` are of
+    # Prompt tokens to be computed of requests that other gateways have sent and no stats count: a step may be
+    # long, and whoever places meanwhile must know. None: nothing is said of it.
+    unseen: int | None = None
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="bye"):

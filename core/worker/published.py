@@ -42,7 +42,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_entries: int = 8192
     stream_bytes: int = 64 << 20
     snapshot_bytes: int = 64 << 20  # a larger one is not published
-    flush_seconds: float = 0.25  # that batches wait for others, to be one entry
+    flush_seconds: float = 1.0  # that batches wait for others, to be one entry; not when a gateway joins
     timeout_seconds: float = 2.0  # of one command
 
 

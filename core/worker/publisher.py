@@ -72,11 +72,13 @@ class Publisher:
         self._client: Any = redis_client(to.url, to.timeout_seconds)
         self._trouble = redis_trouble()
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._kept: list[EventBatch] = []  # not in the stream yet
         self._kept_bytes = 0
         self._held = False  # the lease is ours, as far as we know
         self._taking = True  # the first claim takes the lease from an older life
         self._renewal = 0.0  # when the lease is to be renewed
+        self._listing = 0.0  # when its fingerprint is to be listed again
         self._expires = False  # the stream, since this turn's claim
         self._at = "0-0"  # id of the newest entry of ours
         self._warned = ""
@@ -97,6 +99,10 @@ class Publisher:
             self._kept, self._kept_bytes = [], 0
         if self._held:
             self._wake.set()
+
+    def hurry(self) -> None:
+        """Somebody wants to start from what is published: what waits for more is written now."""
+        self._hurry.set()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """What was asked for."""
@@ -161,12 +167,17 @@ class Publisher:
         if self._kept or any(rank.taken is not None for rank in self.ranks):
             return
         self._wake.clear()
+        self._hurry.clear()
         try:
             async with asyncio.timeout(max(0.0, self._renewal - self._clock.time())):
                 await self._wake.wait()
         except TimeoutError:
             return
-        await self._clock.sleep(self._to.flush_seconds)
+        try:
+            async with asyncio.timeout(self._to.flush_seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
 
     async def _claim(self) -> None:
         to, keys, id = self._to, self._keys, self._info.id
@@ -190,11 +201,8 @@ class Publisher:
             raise Fenced(answer[1].decode(errors="replace"))
         first, last, kept, now = answer[1].decode(), answer[2].decode(), answer[3], int(answer[4])
         there = read_seqs(answer[5])
-        # Another slot of a cluster than the rest: not in the script.
-        fps, keep = fps_key(to.namespace), _ms(to.keep_seconds)
-        await ask(self._client.zadd(fps, {self._info.fp: now}))
-        await ask(self._client.zremrangebyscore(fps, "-inf", now - keep))
-        await ask(self._client.pexpire(fps, keep))
+        if state == "new" or not self.connected or self._clock.time() >= self._listing:
+            await self._list(now)
         self._taking = self._expires = False
         self._held = True
         if not self.connected:
@@ -204,6 +212,16 @@ class Publisher:
                 self._warned = ""
         self._renewal = self._clock.time() + to.lease_seconds / 3
         self._check_ranks(state == "new", first, last, bool(kept), there)
+
+    async def _list(self, now: int) -> None:
+        """Say that there are workers of this fingerprint; in another slot of a cluster than the rest."""
+        fps, keep = fps_key(self._to.namespace), _ms(self._to.keep_seconds)
+        pipe: Any = self._client.pipeline(transaction=False)
+        pipe.zadd(fps, {self._info.fp: now})
+        pipe.zremrangebyscore(fps, "-inf", now - keep)
+        pipe.pexpire(fps, keep)
+        await ask(pipe.execute())
+        self._listing = self._clock.time() + self._to.keep_seconds / 4
 
     def _check_ranks(self, new: bool, first: str, last: str, kept: bool, there: Sequence[int]) -> None:
         """Ask for snapshots where those that lie there, or what follows them, are not what we have written.

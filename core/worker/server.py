@@ -28,6 +28,7 @@ from bien.core.worker.messages import (
     WorkerInfo,
     WorkerStats,
 )
+from bien.core.worker.newest import Newest
 from bien.core.worker.parts import Assembler, check_packing
 from bien.core.worker.wire import MAX_TO_WORKER, WireError, frame, to_worker_reader, tune
 
@@ -56,6 +57,7 @@ class Server:
         self._requests = RequestMap()
         self._frames = FrameMaker(info.id, info.generation)
         self._stats = WorkerStats()
+        self._newest = Newest()
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept gateways; the address. ResourceError when the port cannot be had."""
@@ -97,7 +99,9 @@ class Server:
         gateway.client = self._count
         self._gateways[gateway.client] = gateway
         gateway.send(Hello(PROTOCOL, self.info))
-        gateway.send(StepFrame(stats=self._stats))
+        gateway.send(StepFrame(stats=self._stats, unseen=self._newest.ahead_of(gateway.client)))
+        if self.publisher is not None:
+            self.publisher.hurry()
 
     def submit(self, client: int, rid: int, request: GenerateRequest) -> None:
         try:
@@ -107,6 +111,11 @@ class Server:
             self.refuse(client, rid, error)
         else:
             self.engine.submit(accepted)
+            tokens = len(request.prompt) - request.predicted_cached_tokens
+            self._newest.add(accepted.id, client, max(1, tokens))
+            for other, gateway in self._gateways.items():
+                if other != client:
+                    gateway.send(StepFrame(unseen=self._newest.ahead_of(other)))
 
     def refuse(self, client: int, rid: int, error: UserError) -> None:
         """End whatever goes by this rid with an error."""
@@ -116,6 +125,7 @@ class Server:
     def abort(self, client: int, rid: int) -> None:
         id = self._requests.remove(client, rid)
         if id is not None:
+            self._newest.remove(id)
             self.engine.abort(id)
 
     def lost(self, client: int) -> None:
@@ -123,13 +133,14 @@ class Server:
         del self._gateways[client]
         ids = self._requests.drop(client)
         for id in ids:
+            self._newest.remove(id)
             self.engine.abort(id)
         log.info("gateway %d left; %d requests aborted", client, len(ids))
 
     # EngineListener: on the engine thread.
 
     def on_report(self, report: StepReport, stats: WorkerStats) -> None:
-        self._later(self._report, report, stats)
+        self._later(self._report, report, stats, self.engine.received)
 
     def on_refused(self, id: str, error: Exception) -> None:
         self._later(self._refused, id, error)
@@ -151,14 +162,17 @@ class Server:
 
     # The same, on the event loop.
 
-    def _report(self, report: StepReport, stats: WorkerStats) -> None:
+    def _report(self, report: StepReport, stats: WorkerStats, received: int) -> None:
         self._stats = stats
+        self._newest.reported(report.outputs, stats.queued_tokens, received)
         for client, message in self._frames.frames(report, stats, self._gateways, self._requests).items():
+            message.unseen = self._newest.ahead_of(client)
             self._gateways[client].send(message)
         if self.publisher is not None and self._frames.batch is not None:
             self.publisher.add(self._frames.batch)
 
     def _refused(self, id: str, error: Exception) -> None:
+        self._newest.remove(id)
         owner = self._requests.owner(id)
         if owner is not None:
             self._requests.remove(*owner)

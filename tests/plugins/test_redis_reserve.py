@@ -24,6 +24,7 @@ from bien.gateway.testing.fake_worker import FakeWorker, fake_info
 from bien.gateway.testing.index import make_info
 from bien.plugins.indexes.memory import MemoryIndex
 from bien.plugins.indexes.redis import RedisConfig
+from bien.plugins.indexes.redis.book import WRONG
 from bien.plugins.indexes.redis.index import RedisIndex
 from bien.plugins.routers.kv_aware import KVAwareConfig, KVAwareRouter
 from bien.plugins.routers.round_robin import RoundRobin
@@ -31,6 +32,7 @@ from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers import cluster
 
 FAST = {"lease_seconds": 0.6, "poll_seconds": 0.005, "flush_seconds": 0.001, "timeout_seconds": 1.0}
+LONG, ABOUT = 1e5, 3e3  # ms of work, and how much of it may be done while a test looks
 PLACES = [("a", 0), ("b", 0), ("c", 1)]
 
 
@@ -70,6 +72,17 @@ async def two(url: str, opened: AsyncExitStack, **parameters: object) -> tuple[R
     return one, other
 
 
+def about(waits: Sequence[float], *expected: float) -> bool:
+    """Ms; what is reserved wears off, and servers and gateways read their clocks one after the other."""
+    return list(waits) == pytest.approx(expected, abs=ABOUT)
+
+
+async def told(*of: RedisIndex, fp: str = "fp") -> None:
+    """Others know what they have reserved."""
+    books = [its.reserver._books[fp] for its in of]
+    await until(lambda: not any(book.untold() or book.busy for book in books))
+
+
 def bids(*costs: float, work: float = 100.0) -> list[Bid]:
     return [Bid(cost, 0.0, work) for cost in costs]
 
@@ -90,34 +103,60 @@ async def test_one_gateway_alone_asks_for_nothing(server: RedisProcess, opened: 
 
 async def test_each_sees_what_the_other_has_reserved(server: RedisProcess, opened: AsyncExitStack) -> None:
     one, other = await two(server.url, opened)
-    first = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
-    assert first is not None and first.at == 0 and list(first.waits) == [0.0, 0.0, 0.0]
-    second = await other.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
-    assert second is not None and second.at == 1 and list(second.waits) == [100.0, 0.0, 0.0]
-    third = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
-    assert third is not None and third.at == 2 and list(third.waits) == [100.0, 100.0, 0.0]
+    first = await one.reserve("fp", PLACES, bids(0.0, 5e3, 9e3, work=LONG))
+    assert first is not None and first.at == 0 and about(first.waits, 0.0, 0.0, 0.0)
+    second = await other.reserve("fp", PLACES, bids(0.0, 5e3, 9e3, work=LONG))
+    assert second is not None and second.at == 1 and about(second.waits, LONG, 0.0, 0.0)
+    third = await one.reserve("fp", PLACES, bids(0.0, 5e3, 9e3, work=LONG))
+    assert third is not None and third.at == 2 and about(third.waits, LONG, LONG, 0.0)
     first.release()
-    again = await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
-    assert again is not None and again.at == 0 and list(again.waits) == [0.0, 100.0, 100.0]
-    third.move(1, 30.0)
+    again = await one.reserve("fp", PLACES, bids(0.0, 5e3, 9e3, work=LONG))
+    assert again is not None and again.at == 0 and about(again.waits, 0.0, LONG, LONG)
+    third.move(1, 9e4)
     for reserved in (second, again):
         reserved.release()
-    await until(lambda: not one.reserver._books["fp"].changes and not other.reserver._books["fp"].changes)
-    last = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-    assert last is not None and list(last.waits) == [0.0, 30.0, 0.0] and last.at != 1
+    await told(one, other)
+    last = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert last is not None and about(last.waits, 0.0, 9e4, 0.0) and last.at != 1
+
+
+async def test_what_was_reserved_wears_off_as_the_worker_gets_on(
+    server: RedisProcess, opened: AsyncExitStack
+) -> None:
+    """Without a word from whoever made it, and without a first token."""
+    one, other = await two(server.url, opened)
+    held = await other.reserve("fp", PLACES, bids(0.0, 9.0, 9.0, work=400.0))
+    assert held is not None and held.at == 0
+    with server.client as client:
+        written = client.hgetall(other.reserver._books["fp"].own)
+        seen = []
+        while not seen or seen[-1] > 0.0:
+            reserved = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=200.0))
+            assert reserved is not None
+            seen.append(reserved.waits[0])
+            reserved.move(2, 0.0)
+            reserved.release()
+            await WallClock().sleep(0.02)
+        assert client.hgetall(other.reserver._books["fp"].own) == written
+    assert seen[0] > 200.0 and seen == sorted(seen, reverse=True) and len(set(seen)) > 3
+    assert other.reserver._books["fp"].loads == {"a/0": 400_000}
+    held.release()
 
 
 async def test_what_this_gateway_knows_of_the_queue_counts_when_it_is_more(
     server: RedisProcess, opened: AsyncExitStack
 ) -> None:
     one, other = await two(server.url, opened)
-    held = await other.reserve("fp", PLACES[:1], bids(0.0))
+    held = await other.reserve("fp", PLACES[:1], bids(0.0, work=LONG))
     assert held is not None
-    for wait, at in ((90.0, 0), (110.0, 0), (130.0, 1)):
-        offered = [Bid(0.0, wait, 10.0), Bid(120.0, 0.0, 10.0)]
+    await told(other)  # nobody was asked
+    for wait, at in ((LONG - 1e4, 0), (LONG + 1e4, 0), (LONG + 3e4, 1)):
+        offered = [Bid(0.0, wait, 3e4), Bid(LONG + 2e4, 0.0, 3e4)]
+        asked = one.reserver.asked
         reserved = await one.reserve("fp", PLACES[:2], offered)
         assert reserved is not None and reserved.at == at, wait
         reserved.release()
+        assert one.reserver.asked == asked + (wait > LONG), "else no request like it could change anything"
 
 
 async def test_equal_bids_are_not_always_the_first(server: RedisProcess, opened: AsyncExitStack) -> None:
@@ -138,7 +177,7 @@ async def test_of_many_bids_the_cheap_ones_are_sent(server: RedisProcess, opened
     rng.shuffle(costs)
     places = [(f"w{n}", 0) for n in range(200)]
     for expected in range(5):
-        reserved = await one.reserve("fp", places, bids(*costs, work=1000.0))
+        reserved = await one.reserve("fp", places, bids(*costs, work=LONG))
         assert reserved is not None and costs[reserved.at] == expected
 
 
@@ -146,32 +185,39 @@ async def test_what_a_dead_gateway_had_reserved_ends_with_its_lease(
     server: RedisProcess, opened: AsyncExitStack
 ) -> None:
     one, other = await two(server.url, opened)
-    assert await other.reserve("fp", PLACES, bids(0.0, 50.0, 50.0)) is not None
+    assert await other.reserve("fp", PLACES, bids(0.0, 50.0, 50.0, work=LONG)) is not None
     assert other._task is not None
     other._task.cancel()  # it does nothing any more, and says nothing
-    seen = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-    assert seen is not None and seen.waits[0] == 100.0
+    for task in other.reserver._tasks:
+        task.cancel()
+    seen = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert seen is not None and about(seen.waits, LONG, 0.0, 0.0)
     seen.release()
     await until(lambda: not one.shared("fp"))
     with server.client as client:
         await until(lambda: client.exists(Keys("bien", "fp").load(other.reserver._id)) == 0)
     again = await two(server.url, opened)
     reserved = await again[0].reserve("fp", PLACES, bids(0.0, 1.0, 1.0))
-    assert reserved is not None and list(reserved.waits) == [0.0, 0.0, 0.0]
+    assert reserved is not None and about(reserved.waits, 0.0, 0.0, 0.0)
 
 
 async def test_what_redis_forgets_is_written_again(server: RedisProcess, opened: AsyncExitStack) -> None:
     one, other = await two(server.url, opened)
-    held = [await one.reserve("fp", PLACES[:1], bids(0.0)) for _ in range(3)]
+    held = [await one.reserve("fp", PLACES[:1], bids(0.0, work=LONG)) for _ in range(3)]
+    await told(one)
     with server.client as client:
         client.flushall()
         for reserved in held[:2]:
             assert reserved is not None
-            reserved.release()  # takes away what is not there
-        await until(lambda: client.hgetall(Keys("bien", "fp").load(one.reserver._id)) == {b"a/0": b"100000"})
+            reserved.release()
+        key = Keys("bien", "fp").load(one.reserver._id)
+        await until(
+            lambda: client.hgetall(key) == {b"a/0": str(one.reserver._books["fp"].until["a/0"]).encode()}
+        )
+        assert client.pttl(key) > 0
     await until(lambda: other.shared("fp"))
-    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-    assert seen is not None and seen.waits[0] == 100.0
+    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert seen is not None and about(seen.waits, LONG, 0.0, 0.0)
 
 
 async def test_a_server_that_hangs_costs_one_moment(opened: AsyncExitStack) -> None:
@@ -180,17 +226,17 @@ async def test_a_server_that_hangs_costs_one_moment(opened: AsyncExitStack) -> N
         one, other = await two(own.url, opened, reserve_seconds=0.02, timeout_seconds=30.0)
         own.freeze()
         assert one.shared("fp")
-        assert await one.reserve("fp", PLACES, bids(0.0, 5.0, 5.0)) is None
+        assert await one.reserve("fp", PLACES, bids(0.0, 5.0, 5.0, work=LONG)) is None
         assert not one.shared("fp"), "nobody else waits"
         own.thaw()
         await until(lambda: not one.reserver._tasks)
         await until(lambda: one.shared("fp"), "it goes on by itself")
-        with own.client as client:
-            await until(lambda: not any(map(int, client.hvals(Keys("bien", "fp").load(one.reserver._id)))))
+        assert one.reserver._books["fp"].loads == {}
+        await told(one)
         seen = None
         while seen is None:
-            seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-        assert list(seen.waits) == [0.0, 0.0, 0.0]
+            seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+        assert about(seen.waits, 0.0, 0.0, 0.0)
         assert one.reserver.missed == 1
         own.stop()
         assert await other.reserve("fp", PLACES, bids(0.0, 5.0, 5.0)) is None
@@ -200,32 +246,32 @@ async def test_a_server_that_hangs_costs_one_moment(opened: AsyncExitStack) -> N
 async def test_who_gives_up_leaves_nothing_reserved(server: RedisProcess, opened: AsyncExitStack) -> None:
     one, other = await two(server.url, opened)
     for pause in range(12):
-        task = asyncio.create_task(one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0)))
+        task = asyncio.create_task(one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG)))
         for _ in range(pause):
             await asyncio.sleep(0)
         task.cancel()
         (made,) = await asyncio.gather(task, return_exceptions=True)
         if not isinstance(made, BaseException) and made is not None:
             made.release()
-    await until(lambda: not one.reserver._tasks and not one.reserver._books["fp"].changes)
-    assert one.reserver._books["fp"].loads == {}
-    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-    assert seen is not None and list(seen.waits) == [0.0, 0.0, 0.0]
+    await until(lambda: not one.reserver._tasks)
+    assert one.reserver._books["fp"].loads == one.reserver._books["fp"].until == {}
+    seen = await other.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert seen is not None and about(seen.waits, 0.0, 0.0, 0.0)
 
 
 async def test_random_reservations_add_up(server: RedisProcess, opened: AsyncExitStack) -> None:
-    """Whatever is made, moved and released at once: what the server holds is what is held."""
+    """Whatever is made, contested, moved and released at once: what the server holds is what is held."""
     rng = random.Random(5)
     gateways = await two(server.url, opened)
     held: list[list[float]] = []  # of each: [place, work]
 
     async def life(gateway: RedisIndex) -> None:
-        reserved = await gateway.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=float(rng.randint(1, 9))))
-        if reserved is None:
-            return  # it is being set right
+        await asyncio.sleep(rng.random() * 0.05)
+        reserved = await gateway.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG * rng.randint(1, 9)))
+        assert reserved is not None
         await asyncio.sleep(rng.random() * 0.02)
         if rng.random() < 0.3:
-            reserved.move(rng.randrange(3), 7.0)
+            reserved.move(rng.randrange(3), LONG)
         if rng.random() < 0.7:
             reserved.release()
         else:
@@ -233,26 +279,29 @@ async def test_random_reservations_add_up(server: RedisProcess, opened: AsyncExi
 
     await asyncio.gather(*(life(rng.choice(gateways)) for _ in range(300)))
     expected = [sum(work for at, work in held if at == place) for place in range(3)]
+    await told(*gateways)
     with server.client as client:
         for gateway in gateways:
             book = gateway.reserver._books["fp"]
-            await until(
-                lambda b=book: (
-                    {k.decode(): int(v) for k, v in client.hgetall(b.own).items() if v != b"0"}  # type: ignore[misc]
-                    == b.loads
+            stored = {k.decode(): int(v) for k, v in client.hgetall(book.own).items()}
+            assert stored == book.told
+            for place in PLACES:
+                name = f"{place[0]}/{place[1]}"
+                left = (stored[name] - book.now) / 1000
+                assert (
+                    left == pytest.approx(book.loads.get(name, 0) / 1000, abs=ABOUT) or left <= WRONG / 1000
                 )
-            )
-    assert sum(g.reserver.made for g in gateways) > 250
-    seen = await gateways[0].reserve("fp", PLACES, bids(0.0, 0.0, 0.0))
-    assert seen is not None and list(seen.waits) == pytest.approx(expected)
+    assert sum(g.reserver.asked for g in gateways) > 250 and sum(g.reserver.contested for g in gateways) > 0
+    seen = await gateways[0].reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert seen is not None and about(seen.waits, *expected)
 
 
 async def test_it_works_in_a_cluster(opened: AsyncExitStack) -> None:
     with cluster() as servers:
         async with AsyncExitStack() as inner:
             one, other = await two(servers.url, inner)
-            assert await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0)) is not None
-            second = await other.reserve("fp", PLACES, bids(0.0, 50.0, 90.0))
+            assert await one.reserve("fp", PLACES, bids(0.0, 50.0, 90.0, work=LONG)) is not None
+            second = await other.reserve("fp", PLACES, bids(0.0, 50.0, 90.0, work=LONG))
             assert second is not None and second.at == 1
 
 
@@ -296,10 +345,7 @@ async def bursts(server: RedisProcess, opened: AsyncExitStack, reservations: boo
             )
             rounds.append(Counter(stream.worker for stream in streams))
         await until(lambda: all(i.shared("fake") or not reservations for i in indexes))
-        with server.client as client:
-            await until(
-                lambda: not any(any(map(int, client.hvals(k))) for k in client.keys("bien:{fake}:load:*"))
-            )
+        await told(*(i for i in indexes if reservations), fp="fake")
     return rounds
 
 

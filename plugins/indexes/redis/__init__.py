@@ -31,7 +31,7 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_entries: Annotated[int, msgspec.Meta(ge=16)] = 8192
     stream_bytes: Bytes = 64 << 20
     snapshot_bytes: Bytes = 64 << 20  # a larger one is not published; then workers are asked
-    flush_seconds: Seconds = 0.25  # that a worker gathers batches for one entry
+    flush_seconds: Seconds = 1.0  # that a worker gathers batches for one entry, unless a gateway joins it
     poll_seconds: Seconds = 0.1  # between looks at the stream
     timeout_seconds: Seconds = 2.0  # of one command
     reservations: bool = True  # gateways that route at once tell each other, where there are several

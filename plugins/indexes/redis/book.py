@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from bien.gateway.api import Bid, Keys
 
 CHANCE = 0.02  # that another gateway has just sent a request like this where this one is to go
+GUESS = 8  # reservations seen that weigh as much as that guess
 WORTH = 1.0  # ms that asking must be likely to save: about a round trip; prices that differ by less are equal
 SEEN = 64  # reservations that are remembered for what they found
-GUESSES = 16  # choices that were close and not asked for, after which one is
-QUIET_SECONDS = 0.05  # that one nobody was asked for must last before others are told of it
-SLACK = 5.0  # ms x s by which others may be wrong before they are told of changes
+PASSED = 16  # choices that were close and not asked for, after which one is
+SURE = 0.01  # seconds that the server's clock may be wrong
+WRONG = 30_000  # microseconds by which others may be wrong about a place
 
 
 @dataclass(slots=True)
@@ -37,31 +38,31 @@ class Asked:
 
 
 class Book:
-    """What one gateway has reserved at workers of one fingerprint. It is written by `Reserver` and by the
-    reservations themselves."""
+    """What one gateway has reserved at workers of one fingerprint. Of a place that is the time when all of it
+    will have started, as predicted; so it ends by itself. Times are the server's, in microseconds."""
 
-    def __init__(
-        self, keys: Keys, gateway: str, clock: Callable[[], float], on_change: Callable[[Book], None]
-    ) -> None:
+    def __init__(self, keys: Keys, gateway: str, clock: Callable[[], float]) -> None:
         self.gateways = keys.gateways
         self.own = keys.load(gateway)
-        self.others: list[str] = []  # keys of their loads, as of the last meeting
-        self.loads: dict[str, int] = {}  # by place, microseconds; none is 0
-        self.changes: dict[str, int] = {}  # of what Redis holds of ours, not sent yet; none is 0
+        self.others: list[str] = []  # keys of theirs, as of the last meeting
+        self.loads: dict[
+            str, int
+        ] = {}  # by place, microseconds: of reservations that are not over; none is 0
+        self.until: dict[str, int] = {}  # by place: the time; gone when it is past and nothing is reserved
+        self.told: dict[str, int] = {}  # the same as Redis holds it
         self.asked: list[Asked] = []  # not sent yet
-        self.asking = 0  # commands that reserve, on their way or about to be
+        self.busy = False  # a command of ours is on its way: the next waits, so that none overtakes it
+        self.telling = False  # a task looks after what others are wrong about
         self.meet_at = 0.0
-        self.wrong = False  # Redis may hold something else of ours than what is true
-        self.writing = False  # it is being set right
-        self.sending = False  # changes are on their way
-        self.telling = False  # a task looks after changes
         self._seen: deque[float] = deque(maxlen=SEEN)  # ms reserved at the best place beyond the known wait
-        self._guessed = 0  # close choices since one was asked for
-        self._quiet: deque[tuple[float, Reservation]] = deque()  # that others do not know of; since when
-        self._since = 0.0  # of the changes
+        self._passed = 0  # close choices since one was asked for
+        self._behind: int | None = None  # microseconds that the server's clock is behind ours
         self._load_key = keys.load
         self._clock = clock
-        self._on_change = on_change
+
+    @property
+    def now(self) -> int:
+        return int(self._clock() * 1e6) - (self._behind or 0)
 
     # Whether to ask.
 
@@ -71,15 +72,14 @@ class Book:
 
     def worth_asking(self, gap: float, work: float) -> bool:
         """Of a request of so much work whose best place is so much cheaper than the next. What others have
-        there beyond `gap` is what asking saves: as often as lately seen, or with a small chance a request like
-        this from each of them."""
-        likely = len(self.others) * CHANCE * max(0.0, work - gap)
-        if self._seen:
-            likely = max(likely, sum(h - gap for h in self._seen if h > gap) / len(self._seen))
-        self._guessed += 1
-        if likely < WORTH and self._guessed < GUESSES:
+        there beyond `gap` is what asking saves: as often as lately seen; while little was seen, there may be
+        with a small chance a request like this from each of them."""
+        likely = GUESS * len(self.others) * CHANCE * max(0.0, work - gap)
+        likely = (likely + sum(h - gap for h in self._seen if h > gap)) / (GUESS + len(self._seen))
+        self._passed += 1
+        if likely < WORTH and self._passed < PASSED:
             return False
-        self._guessed = 0
+        self._passed = 0
         return True
 
     def seen(self, hidden: float) -> None:
@@ -87,86 +87,81 @@ class Book:
 
     # What is held.
 
-    def take(self, places: list[str], at: int, work: int) -> Reservation:
-        """One that Redis was not asked for, and is told of if it lasts."""
-        made = Reservation(self, places, at, [0.0] * len(places), work, told=False)
-        self._quiet.append((self._clock(), made))
-        self._on_change(self)
-        return made
+    def reserved(self, place: str) -> int:
+        return max(0, self.until.get(place, 0) - self.now)
 
-    def add(self, place: str, work: int) -> None:
-        _add(self.loads, place, work)
+    def add(self, place: str, work: int) -> int:
+        """Until when that is."""
+        self.loads[place] = self.loads.get(place, 0) + work
+        until = self.until[place] = max(self.now, self.until.get(place, 0)) + work
+        return until
 
-    def change(self, place: str, work: int) -> None:
-        if not self.changes:
-            self._since = self._clock()
-        _add(self.changes, place, work)
-        self._on_change(self)
-
-    def met(self, gateways: Iterable[bytes], own: str) -> None:
-        self.others = [self._load_key(g.decode()) for g in gateways if g.decode() != own]
+    def remove(self, place: str, work: int) -> None:
+        left = self.loads[place] = self.loads[place] - work
+        self.until[place] = min(self.until.get(place, 0), self.now + left)
+        if not left:
+            del self.loads[place], self.until[place]
 
     @property
-    def untold(self) -> bool:
-        """Whether there is anything that others may have to hear."""
-        return bool(self.changes or self._quiet)
+    def quiet(self) -> bool:
+        """Whether nothing is left that others may have to be told."""
+        if self.loads:
+            return False
+        now = self.now
+        return all(until - now <= WRONG for until in self.told.values())
 
-    def due(self) -> bool:
-        """Whether it is time to tell others of changes: what they are wrong about counts with how much, and
-        for how long. Those that ended before others had to know were never there."""
-        now = self._clock()
-        while self._quiet and (self._quiet[0][1].over or now - self._quiet[0][0] >= QUIET_SECONDS):
-            self._quiet.popleft()[1].tell()
-        return sum(map(abs, self.changes.values())) / 1000 * (now - self._since) >= SLACK
+    def untold(self) -> dict[str, int]:
+        """Places of which others are wrong, and the truth."""
+        now, found = self.now, {}
+        for place in self.until.keys() | self.told.keys():
+            until, told = self.until.get(place, 0), self.told.get(place, 0)
+            if abs(max(now, until) - max(now, told)) > WRONG:
+                found[place] = until
+        return found
 
-    def rewritten(self) -> None:
-        """Redis is given `loads` as they stand."""
-        self.wrong, self.changes = False, {}
-        while self._quiet:
-            self._quiet.popleft()[1].told = True
+    # Meetings.
+
+    def met(self, gateways: Iterable[bytes], own: str, forgotten: bool) -> None:
+        """With others at the server. `forgotten`: it did not know us."""
+        self.others = [self._load_key(g.decode()) for g in gateways if g.decode() != own]
+        if forgotten:
+            self.told = {}
+
+    def set_clock(self, theirs: int, began: float) -> None:
+        """The server's time as it has answered to what was asked at `began`."""
+        trip = self._clock() - began
+        behind = int((began + trip / 2) * 1e6) - theirs
+        if self._behind is not None and (trip > SURE or abs(behind - self._behind) < SURE * 1e6):
+            return
+        shift = (self._behind or 0) - behind  # another server, or its clock was set
+        self.until = {place: until + shift for place, until in self.until.items()}
+        self._behind, self.told = behind, {}
+
+    def past(self) -> list[str]:
+        """Places of which Redis holds nothing that matters."""
+        now = self.now
+        return [place for place, told in self.told.items() if told < now and place not in self.until][:1000]
 
 
 class Reservation:
-    """A `Reserved`. `told`: Redis knows of it."""
+    """A `Reserved`."""
 
-    def __init__(
-        self, book: Book, places: list[str], at: int, waits: list[float], work: int, told: bool = True
-    ) -> None:
+    def __init__(self, book: Book, places: list[str], at: int, waits: list[float], work: int) -> None:
         self.at = at
         self.waits = waits
-        self.told = told
-        self.over = False
         self._book = book
         self._places = places
         self._work = work
-        book.add(places[at], work)
 
     def move(self, at: int, work: float) -> None:
-        self._change(-self._work)
+        self.release()
         self.at, self._work = at, us(work)
-        self._change(self._work)
+        self._book.add(self._places[at], self._work)
 
     def release(self) -> None:
-        self.over = True
-        self._change(-self._work)
-
-    def tell(self) -> None:
-        if not self.over and not self.told:
-            self.told = True
-            self._book.change(self._places[self.at], self._work)
-
-    def _change(self, work: int) -> None:
-        self._book.add(self._places[self.at], work)
-        if self.told:
-            self._book.change(self._places[self.at], work)
+        self._book.remove(self._places[self.at], self._work)
 
 
 def us(ms: float) -> int:
-    return max(0, int(min(ms, 1e9) * 1000))
-
-
-def _add(to: dict[str, int], place: str, work: int) -> None:
-    if load := to.get(place, 0) + work:
-        to[place] = load
-    else:
-        to.pop(place, None)
+    """At least 1: what is held is never nothing."""
+    return max(1, int(min(ms, 1e9) * 1000))

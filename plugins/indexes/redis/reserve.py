@@ -1,7 +1,9 @@
-"""`Reservations` in Redis: each gateway keeps one hash, worker and rank -> microseconds that it has reserved
-and not seen started. A gateway writes its choice into its own and reads those of the others, in one pipeline of
-plain commands, which a server runs in one go. Who so finds that another was there first, or that two see each
-other, goes to a script, which adds up the hashes of all and takes the cheapest in one step.
+"""`Reservations` in Redis: each gateway keeps one hash, worker and rank -> when all that it has reserved
+there will have started, as predicted, in microseconds of the server's clock. What is past counts for nothing.
+
+A gateway writes its choice into its own hash and reads those of the others, in one pipeline of plain
+commands, which a server runs in one go. Whoever so finds that another was there first, or that two see each
+other, goes to a script, which adds up all hashes and takes the cheapest in one step.
 
 - `bien:{fp}:gateways`   sorted set of gateways, scored by when they were last heard of (ms)
 - `bien:{fp}:load:<id>`  hash, as above; lives while its gateway renews it
@@ -20,19 +22,19 @@ from bien.gateway.api import Bid, Keys, ask, explained, run_script
 from bien.plugins.indexes.redis import RedisConfig
 from bien.plugins.indexes.redis.book import WORTH, Asked, Book, Reservation, us
 from bien.plugins.indexes.redis.link import Link
-from bien.plugins.indexes.redis.reserve_scripts import CHANGE, LEAVE, MEET, RESERVE, WRITE
+from bien.plugins.indexes.redis.reserve_scripts import LEAVE, MEET, RESERVE
 
 MEET_SECONDS = 2.0  # between looks who else is there
 REST, LONGEST_REST = 0.1, 2.0  # seconds without reservations after one that did not come in time
-TELL_SECONDS = 0.05  # between looks whether others must be told of changes
+TELL_SECONDS = 0.05  # between looks whether others are wrong about what is reserved
 MOST = 8  # bids of one reservation; the dearer ones are left out
 log = logging.getLogger("bien.gateway")
 
 
 class Reserver:
-    """Requests that come in one turn of the event loop share one pipeline. Where one target is so much cheaper
-    that what others may have reserved is unlikely to change it, nobody waits; if that reservation lasts, others
-    are told a little later."""
+    """Requests that come while a command is on its way share the next one. Where one target is so much
+    cheaper that what others may have reserved is unlikely to change it, nobody waits: if that reservation
+    lasts, others are told a little later."""
 
     def __init__(self, link: Link, config: RedisConfig, ctx: Context) -> None:
         self.made = 0
@@ -53,7 +55,7 @@ class Reserver:
 
     def shared(self, fp: str) -> bool:
         book = self._books.get(fp)
-        if book is None or not book.others or book.writing:
+        if book is None or not book.others:
             return False
         return self._link.up and self._clock.time() >= self._rest
 
@@ -61,18 +63,18 @@ class Reserver:
         self, fp: str, places: Sequence[tuple[str, int]], bids: Sequence[Bid]
     ) -> Reservation | None:
         book = self._books.get(fp)
-        if book is None or book.writing:
+        if book is None:
             return None
         names = [f"{worker}/{rank}" for worker, rank in places]
         chosen = self._open(book, bids)
         if len(chosen) == 1:
             self.made += 1
-            return book.take(names, chosen[0], us(bids[chosen[0]].work))
+            return self._make(book, names, chosen[0], [0.0] * len(bids), us(bids[chosen[0]].work))
         asked = Asked(names, bids, chosen, asyncio.get_running_loop().create_future())
-        if not book.asked:
-            book.asking += 1  # from now on nothing is set right
-            self._start(self._ask(book))
         book.asked.append(asked)
+        if not book.busy:
+            book.busy = True
+            self._start(self._ask(book))
         answer = asked.answer
         try:
             await asyncio.wait((answer,), timeout=self._patience)
@@ -105,8 +107,7 @@ class Reserver:
         for fp in fps:
             book = self._books.get(fp)
             if book is None:
-                book = Book(Keys(self._namespace, fp), self._id, self._clock.time, self._changed)
-                self._books[fp] = book
+                book = self._books[fp] = Book(Keys(self._namespace, fp), self._id, self._clock.time)
             if self._clock.time() >= book.meet_at:
                 await self._meet(book)
 
@@ -119,41 +120,50 @@ class Reserver:
             await run_script(self._link.client, LEAVE, (book.gateways, book.own), self._id)
 
     async def _ask(self, book: Book) -> None:
-        asked, book.asked = book.asked, []
-        sent, book.changes = book.changes, {}
+        asked: list[Asked] = []
         try:
-            picks = _picks(book, asked)
-            others = await self._put(book, asked, picks, sent)
-            if late := self._keep(book, asked, picks, others):
-                await self._contest(book, late)
+            while book.asked:
+                asked, book.asked = book.asked, []
+                picks, others = await self._put(book, asked)
+                if late := self._keep(book, asked, picks, others):
+                    await self._contest(book, late)
+                if self._clock.time() >= self._rest:
+                    self._pause = REST
         except self._link.trouble as error:
-            book.meet_at, book.wrong = 0.0, True  # who knows what it has done
+            book.meet_at, book.told = 0.0, {}  # who knows what it has done
             self._miss()
             log.info("no reservation: %s", explained(error))
-        else:
-            if self._clock.time() >= self._rest:
-                self._pause = REST
         finally:
-            book.asking -= 1
-            for one in asked:
+            book.busy = False
+            left, book.asked = book.asked, []
+            for one in (*asked, *left):
                 if not one.answer.done():
                     one.answer.set_result(None)
 
-    async def _put(
-        self, book: Book, asked: list[Asked], picks: list[int], sent: dict[str, int]
-    ) -> dict[str, int]:
-        """Reserve the picks, whatever others have; what that is at the places of all bids."""
-        for one, pick in zip(asked, picks, strict=True):
-            sent[one.places[pick]] = sent.get(one.places[pick], 0) + us(one.bids[pick].work)
+    async def _put(self, book: Book, asked: list[Asked]) -> tuple[list[int], dict[str, int]]:
+        """Reserve the best of each, whatever others have: the picks, and what that is at all places."""
+        sent, picks = book.untold(), []
+        until = dict(book.until)
+        for one in asked:
+            now = book.now
+            pick, _ = one.best(lambda place, now=now: max(0, until.get(place, 0) - now))  # type: ignore[misc]
+            place = one.places[pick]
+            sent[place] = until[place] = max(now, until.get(place, 0)) + us(one.bids[pick].work)
+            picks.append(pick)
         places = list(dict.fromkeys(one.places[i] for one in asked for i in one.chosen))
         pipe: Any = self._link.client.pipeline(transaction=False)
-        for place, work in sent.items():
-            pipe.hincrby(book.own, place, work)
-        pipe.pexpire(book.own, self._lease)
+        self._write(pipe, book, sent)
         for other in book.others:
             pipe.hmget(other, places)
-        found = (await ask(pipe.execute()))[len(sent) + 1 :]
-        return {place: sum(max(0, int(loads[n] or 0)) for loads in found) for n, place in enumerate(places)}
+        _, _, *found = await ask(pipe.execute())
+        now = book.now
+        reserved = [sum(max(0, int(of[n] or 0) - now) for of in found) for n in range(len(places))]
+        return picks, dict(zip(places, reserved, strict=True))
+
+    def _write(self, pipe: Any, book: Book, sent: dict[str, int]) -> None:
+        book.told.update(sent)
+        pipe.hset(book.own, mapping=sent)
+        pipe.pexpire(book.own, self._lease)
 
     def _keep(
         self, book: Book, asked: list[Asked], picks: list[int], others: dict[str, int]
@@ -161,26 +171,28 @@ class Reserver:
         """Those that turn out well are made. The rest, with their picks."""
         late = []
         for one, pick in zip(asked, picks, strict=True):
-            reserved = {one.places[i]: 0 for i in one.chosen}
-            for place in reserved:
-                reserved[place] = others[place] + book.loads.get(place, 0)
+            reserved = {
+                place: others[place] + book.reserved(place)
+                for place in map(one.places.__getitem__, one.chosen)
+            }
             there = reserved[one.places[pick]]
-            book.seen(there / 1000 - one.bids[pick].wait)
+            book.seen(others[one.places[pick]] / 1000 - one.bids[pick].wait)
             if one.price(pick, there) > one.best(reserved.__getitem__)[1] + WORTH:
                 late.append((one, pick))
                 continue
             waits = [0.0] * len(one.bids)
             for i in one.chosen:
                 waits[i] = reserved[one.places[i]] / 1000
-            self._make(book, one, pick, waits)
+            self._answer(book, one, pick, waits)
         return late
 
     async def _contest(self, book: Book, late: list[tuple[Asked, int]]) -> None:
-        """Take picks back and let the script choose."""
+        """Take their picks back, and let the script choose."""
         self.contested += len(late)
-        arguments: list[str | int] = [self._lease, len(late)]
-        for one, pick in late:
-            arguments += (one.places[pick], -us(one.bids[pick].work))
+        wrong = {one.places[pick]: book.until.get(one.places[pick], 0) for one, pick in late}
+        book.told.update(wrong)
+        arguments: list[str | int] = [self._lease, len(wrong)]
+        arguments += [part for pair in wrong.items() for part in pair]
         for one, _ in late:
             arguments.append(len(one.chosen))
             for bid, place in ((one.bids[i], one.places[i]) for i in one.chosen):
@@ -188,14 +200,22 @@ class Reserver:
         answer = iter(await run_script(self._link.client, RESERVE, (book.own, *book.others), *arguments))
         for one, _ in late:
             at, waits = one.chosen[next(answer)], [0.0] * len(one.bids)
+            book.told[one.places[at]] = next(answer)
             for i in one.chosen:
                 waits[i] = next(answer) / 1000
-            self._make(book, one, at, waits)
+            self._answer(book, one, at, waits)
 
-    def _make(self, book: Book, one: Asked, at: int, waits: list[float]) -> None:
+    def _answer(self, book: Book, one: Asked, at: int, waits: list[float]) -> None:
         self.made += 1
         self.asked += 1
-        one.answer.set_result(Reservation(book, one.places, at, waits, us(one.bids[at].work)))
+        one.answer.set_result(self._make(book, one.places, at, waits, us(one.bids[at].work)))
+
+    def _make(self, book: Book, places: list[str], at: int, waits: list[float], work: int) -> Reservation:
+        book.add(places[at], work)
+        if not book.telling:
+            book.telling = True
+            self._start(self._tell(book))
+        return Reservation(book, places, at, waits, work)
 
     def _miss(self) -> None:
         self.missed += 1
@@ -206,63 +226,42 @@ class Reserver:
 
     async def _meet(self, book: Book) -> None:
         """Say that we are here, and learn who else is."""
-        keys = (book.gateways, book.own)
-        new, *gateways = await run_script(self._link.client, MEET, keys, self._id, self._lease)
-        book.met(gateways, self._id)
+        keys, past, began = (book.gateways, book.own), book.past(), self._clock.time()
+        new, theirs, *gateways = await run_script(self._link.client, MEET, keys, self._id, self._lease, *past)
+        for place in past:
+            book.told.pop(place, None)
+        book.met(gateways, self._id, bool(new))
+        book.set_clock(theirs, began)
         book.meet_at = self._clock.time() + min(MEET_SECONDS, self._lease / 3000)
-        if new or book.wrong:  # Redis did not know us: it has forgotten the rest, too
-            await self._set_right(book)
-
-    async def _set_right(self, book: Book) -> None:
-        book.writing = True
-        try:
-            while book.asking or book.sending:
-                await self._clock.sleep(0.001)
-            book.rewritten()
-            loads = [part for pair in book.loads.items() for part in pair]
-            await run_script(self._link.client, WRITE, (book.own,), self._lease, *loads)
-        except BaseException:
-            book.wrong = True
-            raise
-        finally:
-            book.writing = False
-
-    def _changed(self, book: Book) -> None:
-        """Others hear of it soon, by the next reservation or without one."""
-        if not book.telling:
-            book.telling = True
-            self._start(self._tell(book))
 
     async def _tell(self, book: Book) -> None:
+        """While there are reservations, what others know of them is kept right."""
         try:
-            while book.untold:
+            while not book.quiet:
                 await self._clock.sleep(TELL_SECONDS)
-                if not book.due() or book.writing:
+                if book.busy or not (sent := book.untold()) or not book.others:
                     continue
-                book.sending = True
-                changes, book.changes = book.changes, {}
-                parts = [part for change in changes.items() for part in change]
-                await run_script(self._link.client, CHANGE, (book.own,), self._lease, *parts)
-                book.sending = False
+                book.busy = True
+                pipe: Any = self._link.client.pipeline(transaction=False)
+                self._write(pipe, book, sent)
+                await ask(pipe.execute())
+                self._free(book)
         except self._link.trouble:
-            book.meet_at, book.wrong = 0.0, True
+            book.meet_at, book.told = 0.0, {}
+            self._free(book)
         finally:
-            book.sending = book.telling = False
+            book.telling = False
+
+    def _free(self, book: Book) -> None:
+        """Our command has come back; who waits for the next one goes on."""
+        book.busy = bool(book.asked)
+        if book.busy:
+            self._start(self._ask(book))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _picks(book: Book, asked: list[Asked]) -> list[int]:
-    """The best bid of each, as far as we know; one after another."""
-    loads, picks = dict(book.loads), []
-    for one in asked:
-        pick, _ = one.best(lambda place: loads.get(place, 0))
-        loads[one.places[pick]] = loads.get(one.places[pick], 0) + us(one.bids[pick].work)
-        picks.append(pick)
-    return picks
 
 
 def _give_back(answer: asyncio.Future[Reservation | None]) -> None:
