@@ -7,9 +7,9 @@ meet in the collectives of the strategy. A rank that ends, ends the group.
     rank 0   [send n] forward n, sample n   [send n+1: plan n+1, yield of n] forward n+1 ...
     rank 1            forward n                       commit n, forward n+1 ...
 
-A device drafter drafts at the start of the step that verifies its drafts, on all ranks; how many it may
-draft is known, and reported, when the step before ends. One that fails ends the group: ranks must not differ
-in what they compute.
+Where a device drafter lives, the yield of a step is sent as soon as it is known, and all ranks absorb and
+draft then: drafters may meet in collectives too. One that fails ends the group: ranks must not differ in what
+they compute.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bien.core.clock import WallClock
 from bien.core.errors import ExecutorDiedError, PluginFault, ResourceError
 from bien.core.executors.group_io import GroupIO, LastStep
 from bien.core.executors.link import pack
-from bien.core.executors.plan_wire import Verdict, encode
+from bien.core.executors.plan_wire import Verdict, encode, pack_verdict
 from bien.core.executors.pools import available_bytes
-from bien.core.executors.rank_messages import Allocate
+from bien.core.executors.rank_messages import Allocate, Settle
 from bien.core.executors.ranks import RemoteRank
 from bien.core.executors.torch_executor import Step, TorchExecutor
 from bien.core.kv.groups import KVGroup
@@ -86,8 +86,6 @@ class GroupExecutor:
         try:
             for remote in self._remotes:
                 remote.steps.send_packed(frame)
-            if plan.device_drafts and plan.drafts.any():
-                self.local.draft(plan.slots, plan.drafts)
             return self.local.forward(plan)
         except Exception as error:
             raise self._broken(error) from error
@@ -95,13 +93,21 @@ class GroupExecutor:
     def sample(self, handle: Step, masks: Any = None) -> Future[StepResult]:
         plan = handle.plan
         accepted, tokens, logprobs = self.local.judge(handle, masks)
-        self._yield = Verdict(accepted, tokens)
-        self._last = LastStep(plan.step, self._yield)
-        self.local.commit(handle, accepted, tokens)
-        done: Future[StepResult] = Future()
-        proposed, seconds = self.local.draft_limits(plan), self.local.elapsed(handle)
-        done.set_result(StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs, handle.scores))
-        return done
+        verdict = Verdict(accepted, tokens)
+        self._last = LastStep(plan.step, verdict)
+        if self.local.drafter is None:
+            self._yield = verdict
+            self.local.commit(handle, accepted, tokens)
+            return self.local.answer(handle, accepted, tokens, logprobs, None)
+        frame = pack(Settle(*pack_verdict(verdict)))
+        try:
+            for remote in self._remotes:
+                remote.steps.send_packed(frame)
+            self.local.commit(handle, accepted, tokens)
+            drafts = self.local.draft(plan)
+        except Exception as error:
+            raise self._broken(error) from error
+        return self.local.answer(handle, accepted, tokens, logprobs, drafts)
 
     def watch(self, on_death: Callable[[ExecutorDiedError], None]) -> None:
         """Called when the group has died, from any thread; at once if it has already."""

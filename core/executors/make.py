@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bien.core.architectures.base import Architecture
+from bien.core.architectures.registry import read_architecture
 from bien.core.errors import CollectiveError, ModelError, PluginFault, UserError
 from bien.core.executors.base import Executor
 from bien.core.executors.group import GroupExecutor
@@ -21,11 +22,13 @@ from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.memory import return_free_memory
 from bien.core.models.fetch import resolve_model
 from bien.core.models.formats import check_readable
-from bien.core.models.registry import ModelParts, load_model
+from bien.core.models.mtp import load_predicting
+from bien.core.models.registry import CausalModel, ModelParts, load_model
 from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.shards import rank_groups
+from bien.core.parallel.whole import Whole
 from bien.core.providers import Context
-from bien.core.speculation.speculator import DeviceSpeculator
+from bien.core.speculation.speculator import DeviceSpeculator, DrafterParts
 
 log = logging.getLogger("bien.worker")
 
@@ -102,8 +105,39 @@ def load_executor(ctx: Context, communicator: Communicator | None = None) -> Tor
     groups = executor_groups(architecture, drafter)
     if communicator is not None:
         groups = rank_groups(groups, strategy, architecture.kv_heads)
-    strict = communicator is not None
-    return TorchExecutor(model, groups, kernels, device, ctx.clock, drafter, strict=strict)
+    return TorchExecutor(
+        model,
+        groups,
+        kernels,
+        device,
+        ctx.clock,
+        drafter,
+        drafter_parts(architecture, folder, model, parts, ctx.parts.get("progress")),
+        ctx.speculation,
+        strict=communicator is not None,
+    )
+
+
+def drafter_parts(
+    architecture: Architecture, folder: Path, target: CausalModel, parts: ModelParts, progress: Any = None
+) -> DrafterParts:
+    """What a device drafter of the model in `folder` is loaded with. A model that it loads is whole on every
+    rank; the target's own layers are cut as the target is."""
+
+    def further(name: str | Path) -> CausalModel:
+        own = Path(resolve_model(name, progress))
+        dtype = next(n for n, d in DTYPES.items() if d is parts.dtype)
+        other = read_architecture(own, architecture.groups[0].block_tokens, dtype)
+        check_readable(other.config, str(name))
+        whole = ModelParts(parts.quantizer, Whole(), parts.kernels, parts.dtype, parts.device)
+        with torch.inference_mode():
+            return load_model(other, own, whole)
+
+    def predicting() -> list[Any]:
+        with torch.inference_mode():
+            return list(load_predicting(architecture, folder, target, parts))  # type: ignore[arg-type]
+
+    return DrafterParts(parts.dtype, parts.device, parts.kernels, further, predicting)
 
 
 def rank_device(name: str, rank: int) -> str:

@@ -48,8 +48,10 @@ class StepMessage(msgspec.Struct, array_like=True, gc=False, tag="step"):
     snapshots: bytes = b""  # the same
     draft_tokens: bytes = b""
     device_drafts: bool = False
-    accepted: bytes | None = None  # of the step before; None: it was not sampled
+    accepted: bytes | None = None  # of the step before; None: it was not sampled, or is told in a `Settle`
     gained: bytes = b""  # its tokens
+    hosted: bytes = b""
+    parents: bytes = b""
 
 
 def encode(plan: ExecutorPlan, before: Verdict | None = None) -> StepMessage:
@@ -64,6 +66,8 @@ def encode(plan: ExecutorPlan, before: Verdict | None = None) -> StepMessage:
         _pack(plan.draft_tokens),
         plan.device_drafts,
         *pack_verdict(before),
+        _pack(plan.hosted),
+        _pack(plan.parents),
     )
 
 
@@ -84,6 +88,8 @@ def decode(message: StepMessage) -> tuple[ExecutorPlan, Verdict | None]:
         _state_copies(message.snapshots),
         _array(message.draft_tokens),
         message.device_drafts,
+        _array(message.hosted),
+        _array(message.parents),
     )
     return plan, unpack_verdict(message.accepted, message.gained)
 

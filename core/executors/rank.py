@@ -1,6 +1,7 @@
 """A rank other than 0: runs the plans that it is sent on its part of the model, and answers none of them.
 
-It does not sample. What a step yielded comes with the next step's message; until then the step waits here.
+It does not sample. What a step yielded comes with the next step's message, or in one of its own where there
+is a device drafter; until then the step waits here.
 Transfers of blocks do not wait for a next step: their messages carry the same, and whichever comes first is
 taken.
 """
@@ -26,9 +27,11 @@ from bien.core.executors.rank_messages import (
     Fault,
     Join,
     ReadBlocks,
+    Settle,
     WriteBlocks,
 )
 from bien.core.executors.torch_executor import Step, TorchExecutor
+from bien.core.plan import ExecutorPlan
 from bien.core.worker.start import Failed
 
 
@@ -42,6 +45,7 @@ class RankLoop:
         self._turn = threading.Condition()  # over what follows, and over commits
         self._waiting: Step | None = None  # computed, its yield unknown
         self._computed = 0  # the last step
+        self._plan: ExecutorPlan | None = None  # its
 
     def run(self, steps: Link[Down]) -> None:
         """Until rank 0 says so. LinkClosed when rank 0 is gone; what a step raises."""
@@ -49,9 +53,11 @@ class RankLoop:
             match steps.receive():
                 case StepMessage() as message:
                     self._step(message)
+                case Settle() as message:
+                    self._draft(message)
                 case Allocate() as wish:
                     self.executor.allocate(wish.blocks, wish.slots, wish.max_context)
-                    self._waiting, self._computed = None, 0
+                    self._waiting, self._computed, self._plan = None, 0, None
                     steps.send(Done())
                 case Close():
                     return
@@ -78,12 +84,16 @@ class RankLoop:
         plan, verdict = decode(message)
         with self._turn:
             self._settle(verdict)
-        if plan.device_drafts and plan.drafts.any():
-            self.executor.draft(plan.slots, plan.drafts)
         step = self.executor.forward(plan)
         with self._turn:
-            self._waiting, self._computed = step, plan.step
+            self._waiting, self._computed, self._plan = step, plan.step, plan
             self._turn.notify_all()
+
+    def _draft(self, message: Settle) -> None:
+        with self._turn:
+            self._settle(unpack_verdict(message.accepted, message.gained))
+        if self._plan is not None:
+            self.executor.draft(self._plan)
 
     def _settle(self, verdict: Verdict | None) -> None:
         step, self._waiting = self._waiting, None

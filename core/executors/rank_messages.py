@@ -1,9 +1,9 @@
 """What rank 0 and the other ranks of a group say to each other.
 
-Two links per rank. Steps, down: `Join`, then `Allocate` and one `StepMessage` per step; nothing answers a
-step. Up: `Here`, `Done` when it can join, has loaded and has allocated, `Fault` as last words. Blocks:
-`ReadBlocks` and `WriteBlocks` down, `Blocks` or `Fault` up for each. The end of a link is the end of the
-group.
+Two links per rank. Steps, down: `Join`, then `Allocate` and one `StepMessage` per step, behind it a `Settle`
+where there is a device drafter; nothing answers a step. Up: `Here`, `Done` when it can join, has loaded and
+has allocated, `Fault` as last words. Blocks: `ReadBlocks` and `WriteBlocks` down, `Blocks` or `Fault` up for
+each. The end of a link is the end of the group.
 """
 
 from __future__ import annotations
@@ -76,11 +76,18 @@ class Blocks(msgspec.Struct, array_like=True, tag="blocks"):
     data: bytes = b""
 
 
+class Settle(msgspec.Struct, array_like=True, tag="settle"):
+    """What the last step yielded, as in `StepMessage`: commit it, then draft."""
+
+    accepted: bytes | None
+    gained: bytes = b""
+
+
 class Close(msgspec.Struct, array_like=True, tag="close"):
     """No step follows."""
 
 
-Down = Union[Join, Allocate, StepMessage, Close]
+Down = Union[Join, Allocate, StepMessage, Settle, Close]
 Up = Union[Here, Done, Fault]
 BlocksDown = Union[ReadBlocks, WriteBlocks]
 BlocksUp = Union[Here, Blocks, Fault]

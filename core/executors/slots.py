@@ -49,8 +49,8 @@ class Slots:
             if len(update.slots):
                 table[update.slots, update.index] = update.blocks
         if len(plan.draft_tokens):
-            at = 0
-            for slot, drafts in zip(plan.slots.tolist(), plan.drafts.tolist(), strict=True):
+            at, given = 0, plan.hosted if plan.device_drafts else plan.drafts
+            for slot, drafts in zip(plan.slots.tolist(), given.tolist(), strict=True):
                 if drafts:
                     self.draft(slot, plan.draft_tokens[at : at + drafts])
                     at += drafts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from bien.core.clock import Clock
 from bien.core.errors import PluginFault, ResourceError
+from bien.core.executors.drafting import Drafting, Proposal, confirmed_rows
 from bien.core.executors.pools import Pool, PoolIO, available_bytes
 from bien.core.executors.rows import Rows
 from bien.core.executors.slots import Slots
-from bien.core.guarded import Guard, StrictGuard
 from bien.core.kernels.base import Kernels
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.logprobs import TokenLogprobs
@@ -26,7 +25,8 @@ from bien.core.plan import I32, ExecutorPlan, StateCopy, StepResult
 from bien.core.sampling.logprobs import sliced_logprobs, token_logprobs
 from bien.core.sampling.sampler import sample_rows
 from bien.core.sampling.verify import verify_rows
-from bien.core.speculation.speculator import DeviceSpeculator
+from bien.core.speculation.options import SpeculationSpec
+from bien.core.speculation.speculator import DeviceSpeculator, DrafterParts
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class Step:
     rows: Rows
     logits: Tensor  # [R, V] of the rows that yield tokens
     began: float
+    taps: dict[tuple[int, str], Tensor]  # what the drafter will absorb
     scores: dict[int, TokenLogprobs] | None = None  # by row, of prompt tokens, where asked for
 
 
@@ -51,22 +52,28 @@ class TorchExecutor:
         device: torch.device,
         clock: Clock,
         drafter: DeviceSpeculator | None = None,
+        parts: DrafterParts | None = None,
+        speculation: SpeculationSpec | None = None,
         *,
         strict: bool = False,
     ) -> None:
-        """`groups`: the model's, then the drafter's own (kind DRAFT). `strict`: a drafter that fails is not
-        left out but fails the step (ranks must not differ in what they leave out)."""
+        """`groups`: the model's, then the drafter's own (kind DRAFT). `parts`: with a drafter. `strict`: a
+        drafter that fails is not left out but fails the step (ranks must not differ in what they leave
+        out)."""
         self.model, self.groups, self.kernels, self.device = model, groups, kernels, device
         self.drafter, self._clock = drafter, clock
         self._taps = frozenset(drafter.caps.taps) if drafter else frozenset()
-        self._drafting = tuple(i for i, g in enumerate(groups) if g.kind is GroupKind.DRAFT)
+        self.speculation = speculation or SpeculationSpec()
+        self._drafting: Drafting | None = None
         self.pools: tuple[Pool, ...] = ()
         self.io = PoolIO(())
         self.slots = Slots((), 0, 0)
-        self._guard = (StrictGuard if strict else Guard)("speculator", drafter)
         self._vocab = 0  # known from the first logits on
-        if drafter is not None:
-            drafter.load(model, self._drafting)
+        if drafter is not None and parts is not None:
+            own = tuple(i for i, g in enumerate(groups) if g.kind is GroupKind.DRAFT)
+            with torch.inference_mode():
+                drafter.load(model, own, parts)
+            self._drafting = Drafting(drafter, own, self.speculation, strict=strict)
 
     def allocate(self, blocks: tuple[int, ...], slots: int, max_context: int) -> None:
         need = sum(g.block_bytes * (n + 1) for g, n in zip(self.groups, blocks, strict=True))
@@ -105,8 +112,6 @@ class TorchExecutor:
         tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_positions]).to(self.device)
         rows.ids = tokens
         hidden, taps = self.model.forward(tokens, rows, self._taps)
-        if self.drafter is not None:
-            self._guard.call(partial(self.drafter.absorb, rows, taps), None)
         scores = self._prompt_logprobs(plan, rows, hidden) if self.slots.prompt_logprobs else None
         wanted = _yielding(plan, rows)
         if len(wanted) != rows.tokens:
@@ -114,7 +119,7 @@ class TorchExecutor:
         logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
         if len(wanted):
             self._vocab = logits.shape[1]
-        return Step(plan, rows, logits, began, scores)
+        return Step(plan, rows, logits, began, taps, scores)
 
     @torch.inference_mode()
     def sample(self, handle: Step, masks: Tensor | None = None) -> Future[StepResult]:
@@ -122,20 +127,28 @@ class TorchExecutor:
         plan = handle.plan
         accepted, tokens, logprobs = self.judge(handle, masks)
         self.commit(handle, accepted, tokens)
-        proposed = self.draft_limits(plan)
-        if proposed is not None:
-            proposed = self.draft(plan.slots, proposed)
-        done: Future[StepResult] = Future()
-        seconds = self.elapsed(handle)
-        result = StepResult(plan.step, accepted, tokens, proposed, seconds, logprobs, handle.scores)
-        done.set_result(result)
-        return done
+        return self.answer(handle, accepted, tokens, logprobs, self.draft(plan))
 
     # The parts of `sample`, for executors of several ranks.
 
-    def elapsed(self, handle: Step) -> float:
-        """Seconds since its forward began."""
-        return self._clock.time() - handle.began
+    def answer(
+        self,
+        handle: Step,
+        accepted: I32,
+        tokens: I32,
+        logprobs: dict[int, TokenLogprobs] | None,
+        drafts: Proposal | None,
+    ) -> Future[StepResult]:
+        """The result of a step that has been committed, done."""
+        result = StepResult(handle.plan.step, accepted, tokens)
+        result.seconds = self._clock.time() - handle.began
+        result.logprobs, result.prompt_logprobs = logprobs, handle.scores
+        if drafts is not None:
+            result.proposed, result.confidence = drafts.counts, drafts.confidence
+            result.parents = drafts.parents
+        done: Future[StepResult] = Future()
+        done.set_result(result)
+        return done
 
     @torch.inference_mode()
     def judge(
@@ -148,33 +161,29 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def commit(self, handle: Step, accepted: I32, tokens: I32) -> None:
-        """Take over what a step yielded: tokens, settled states, snapshots."""
-        self.slots.extend(handle.plan.slots, accepted, tokens)
-        self._settle(handle.plan, handle.rows, accepted)
-        for copy in handle.plan.snapshots:
-            self._snapshot(copy, handle.plan, handle.rows, accepted)
-
-    def draft_limits(self, plan: ExecutorPlan) -> I32 | None:
-        """How many tokens the device drafter may draft for each row now; None without one."""
-        if self.drafter is None:
-            return None
-        state = self.slots
-        limits = np.minimum(state.max_drafts[plan.slots], self.drafter.caps.max_drafts) * plan.samples
-        for i in np.flatnonzero(limits).tolist():
-            slot = int(plan.slots[i])
-            # The drafter writes its KV at the last known position and behind it: only where blocks are.
-            limits[i] = max(0, min(limits[i], *(state.room(g, slot) + 1 for g in self._drafting)))
-        return limits.astype(np.int32)
+        """Take over what a step yielded: tokens, settled states, snapshots, what the drafter absorbs."""
+        plan, rows = handle.plan, handle.rows
+        self.slots.extend(plan.slots, accepted, tokens)
+        self._settle(plan, rows, accepted)
+        for copy in plan.snapshots:
+            self._snapshot(copy, plan, rows, accepted)
+        if self._drafting is not None:
+            confirmed = confirmed_rows(plan.counts, plan.drafts, accepted)
+            self._drafting.absorb(rows, handle.taps, confirmed)
 
     @torch.inference_mode()
-    def draft(self, slots: I32, limits: I32) -> I32:
-        """Let the device drafter put `limits[i]` tokens behind those of slots[i]; how many it did."""
-        proposed = np.zeros(len(slots), np.int32)
+    def draft(self, plan: ExecutorPlan) -> Proposal | None:
+        """Let the device drafter put drafts behind the rows of a committed plan; None without one."""
+        drafting, state = self._drafting, self.slots
+        if drafting is None:
+            return None
+        limits = drafting.limits(state, plan.slots, plan.samples)
+        nothing = Proposal(np.zeros(plan.rows, np.int32))
         chosen = np.flatnonzero(limits)
-        if not len(chosen) or self._guard.broken:
-            return proposed
-        state, slots = self.slots, slots[chosen]
-        ones = np.ones(len(chosen), np.int32)
+        if not len(chosen):
+            return nothing
+        slots, ones = plan.slots[chosen], np.ones(len(chosen), np.int32)
+        last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
         rows = Rows(
             self.pools,
             state.tables,
@@ -184,15 +193,13 @@ class TorchExecutor:
             np.zeros_like(ones),
             self.kernels,
             self.device,
+            ids=last,
         )
-        last = torch.from_numpy(state.tokens[slots, state.lengths[slots] - 1]).to(self.device)
-        drafts = self._guard.call(partial(self._drafts, rows, last, int(limits.max())), None)
-        if drafts is None:
-            return proposed
-        for slot, tokens, limit in zip(slots.tolist(), drafts, limits[chosen].tolist(), strict=True):
-            state.draft(slot, tokens[:limit])
-        proposed[chosen] = limits[chosen]
-        return proposed
+        proposal = drafting.propose(state, rows, limits[chosen], self._vocab)
+        if proposal is None:
+            return nothing
+        nothing.counts[chosen] = proposal.counts
+        return Proposal(nothing.counts, proposal.confidence, proposal.parents)
 
     def close(self) -> None:
         if self.drafter is not None:
@@ -299,17 +306,6 @@ class TorchExecutor:
         elif behind < int(accepted[i]):
             first = int(rows.keep[:i].sum())
             data[:, copy.dst].copy_(rows.kept[copy.group][:, first + behind])
-
-    def _drafts(self, rows: Rows, last: Tensor, limit: int) -> I32:
-        assert self.drafter is not None
-        drafts = self.drafter.propose(rows, last, limit).cpu().numpy()
-        shape, vocab = (len(last), limit), self._vocab
-        if drafts.shape != shape:
-            raise PluginFault(f"drafts have shape {drafts.shape}; valid: {shape}")
-        if drafts.min() < 0 or drafts.max() >= vocab:
-            found = f"{drafts.min()} to {drafts.max()}"
-            raise PluginFault(f"drafts hold ids from {found}; valid: 0 to {vocab - 1}")
-        return drafts.astype(np.int32)
 
 
 def _yielding(plan: ExecutorPlan, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:

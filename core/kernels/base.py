@@ -61,8 +61,8 @@ class Kernels(Protocol):
     def choose(self, query: Tensor, weights: Tensor, rows: GroupRows, layer: int, count: int) -> Tensor:
         """The `count` positions <= a token's own and >= rows.skip with the largest sums over heads of
         weights * relu(query . key), of equal ones the lowest: query [N, heads, d], weights [N, heads]
-        (query's dtype or wider), keys rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count] int64, largest first,
-        -1 where there are fewer. Sums are float32 at least."""
+        (query's dtype or wider), keys rows.pool.layers[layer] [blocks+1, block_tokens, d] -> [N, count]
+        int64, largest first, -1 where there are fewer. Sums are float32 at least."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

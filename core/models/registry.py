@@ -59,6 +59,14 @@ class CausalModel(Protocol):
         """Final norm and output head: [R, H] -> logits [R, vocabulary]."""
         ...
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm alone: [R, H] -> [R, H]."""
+        ...
+
+    def project(self, normed: Tensor) -> Tensor:
+        """The output head alone, of normed states."""
+        ...
+
 
 class ModelClass(Protocol):
     """Constructor of a `CausalModel`; takes its tensors from the checkpoint, which has been checked."""

@@ -1,4 +1,5 @@
-"""`draw_row`: one token from the head of a distribution, on the host, without sorting its tail.
+"""`keep_row`, `draw_row`: the head of a distribution and one token from it, on the host, without sorting the
+tail.
 
 Top-k, top-p and min-p keep the heaviest tokens, so a row is cut to candidates first: those that weigh at
 least a bound under which no token can be kept.
@@ -30,14 +31,19 @@ _PIECES = 4  # pieces per token of top-k, at least: with more of them fewer cand
 
 
 def draw_row(weights: Weights, u: float, top_p: float, top_k: int, min_p: float) -> int:
-    """The token at quantile u in [0, 1) of the kept ones: the top_k heaviest, of these the smallest set that
+    """The token at quantile u in [0, 1) of those that `keep_row` keeps."""
+    return keep_row(weights, top_p, top_k, min_p).at(u)
+
+
+def keep_row(weights: Weights, top_p: float, top_k: int, min_p: float) -> Kept:
+    """The tokens that all filters leave: the top_k heaviest, of these the smallest set that
     reaches top_p of their weight (the token that crosses it included), of these the ones that weigh min_p or
     more; of equal weights the lower index stays.
 
     weights: [V]. top_p: 1 or more is off. top_k: 1..V. min_p: 0..1.
     """
     least, total = _bound(weights, top_p, top_k, min_p)
-    kept = _Kept(weights)
+    kept = Kept(weights)
     if least > 0:
         candidates = weights >= least
         if np.count_nonzero(candidates) <= _SORTED:
@@ -50,7 +56,7 @@ def draw_row(weights: Weights, u: float, top_p: float, top_k: int, min_p: float)
         kept = kept.only(_heaviest(kept.weights, *_nucleus(kept.weights, top_p * total, total)))
     if min_p > 0:  # compared in the dtype of the weights, so that the heaviest has a min_p of 1
         kept = kept.only(kept.weights >= weights.dtype.type(min_p))
-    return kept.at(u)
+    return kept
 
 
 def _bound(weights: Weights, top_p: float, top_k: int, min_p: float) -> tuple[Any, float]:
@@ -72,9 +78,9 @@ def _bound(weights: Weights, top_p: float, top_k: int, min_p: float) -> tuple[An
     return least, 0.0
 
 
-class _Kept:
-    # Tokens that no filter has taken yet. While they are many the others stay beside them, with weight zero:
-    # to gather a large share of a row costs more than to go through all of it.
+class Kept:
+    """Tokens that no filter has taken, with their weights. While they are many the others stay beside them,
+    with weight zero: to gather a large share of a row costs more than to go through all of it."""
 
     __slots__ = ("index", "weights")
 
@@ -82,19 +88,28 @@ class _Kept:
         self.weights = weights
         self.index = index  # None: all
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Kept:
+    def only(self, chosen: NDArray[np.bool_]) -> Kept:
         if np.count_nonzero(chosen) > _SORTED:
-            return _Kept(self.weights * chosen, self.index)
+            return Kept(self.weights * chosen, self.index)
         at = np.flatnonzero(chosen)
-        return _Kept(self.weights[at], at if self.index is None else self.index[at])
+        return Kept(self.weights[at], at if self.index is None else self.index[at])
 
     def at(self, u: float) -> int:
+        """The token at quantile u in [0, 1), in index order."""
         if not len(
             self.weights
         ):  # logits that are no numbers: those who share the step must not fail with it
             return 0
         at = _find(self.weights, u, "right")
         return at if self.index is None else int(self.index[at])
+
+    def spread(self, out: Weights) -> None:
+        """Write all weights of the row to out [V], zero for the tokens that are not kept."""
+        if self.index is None:
+            out[:] = self.weights
+        else:
+            out[:] = 0
+            out[self.index] = self.weights
 
 
 def _find(weights: Weights, share: float, side: Literal["left", "right"], goal: float | None = None) -> int:

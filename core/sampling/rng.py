@@ -27,6 +27,9 @@ class Purpose(IntEnum):
     TARGET = 0  # the target model's token
     DRAFT = 1  # a drafter's own sampling
     ACCEPT = 2  # the coin of a rejection test
+    RESIDUAL = 3  # what takes a rejected draft's place
+    LENGTH = 4  # forced acceptance
+    NOISE = 5  # Gumbel noise, of which target and drafters share the numbers
 
 
 def as_u64(values: ArrayLike) -> U64:
@@ -47,15 +50,21 @@ def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[U64, U64]) -> tupl
 
 
 def uniforms(
-    seeds: ArrayLike, positions: ArrayLike, *, choice: ArrayLike = 0, purpose: int = Purpose.TARGET
+    seeds: ArrayLike,
+    positions: ArrayLike,
+    *,
+    choice: ArrayLike = 0,
+    purpose: int = Purpose.TARGET,
+    index: int = 0,
 ) -> NDArray[np.float64]:
-    """One float64 in [0, 1) per (seed, choice, position), with all 53 bits random. A choice has 32 bits."""
+    """One float64 in [0, 1) per (seed, choice, position), with all 53 bits random. A choice has 32 bits.
+    `index` below 2^24: further numbers of the same purpose at the same position."""
     seed, position, chosen = np.broadcast_arrays(as_u64(seeds), as_u64(positions), as_u64(choice))
     counter = (
         position & _LOW,
         position >> _SHIFT,
         chosen & _LOW,
-        np.full_like(position, purpose),
+        np.full_like(position, purpose | index << 8),
     )
     high, low, _, _ = philox4x32(counter, (seed & _LOW, seed >> _SHIFT))
     # 27 bits of one word over 26 bits of the next.

@@ -3,13 +3,14 @@
 Filters apply in SGLang's order: temperature, then top-k, then top-p over what top-k left, renormalised,
 then min-p (Nguyen et al. 2024: at least min_p times the heaviest token's weight); vLLM has min-p before
 top-k. Sampling inverts the cumulative distribution (tokens in index order) at one counter-based uniform
-of the row's (seed, choice, position): one number per row, where Gumbel noise would need one per vocabulary
-entry, and the law can be tested exactly by sweeping that number.
+of the row's (seed, choice, position): one number per row, where Gumbel noise needs one per vocabulary entry,
+and the law can be tested exactly by sweeping that number. Gumbel noise is there too: drafters that draw with
+the same agree with the target more often (gumbel.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bien.core.sampling.cut import draw_row
+from bien.core.sampling.cut import draw_row, keep_row
+from bien.core.sampling.gumbel import largest
 from bien.core.sampling.rng import uniforms
 
 COLDEST = 1e-5  # below this temperature only the maximum has weight, and float32 would divide by zero
@@ -33,29 +35,34 @@ def sample_rows(
     top_k: ArrayLike,
     min_p: ArrayLike | None = None,
     choices: ArrayLike = 0,
+    noise: Literal["quantile", "gumbel"] = "quantile",
 ) -> Tensor:
     """Draw one token per row.
 
     logits: [R, V], float; -inf forbids a token. The rest: [R] on the host. seeds: 64-bit. positions: of
     the token to draw, any numbering that is stable for a request. temperature: below `COLDEST` is greedy (the
     lowest index of equal maxima). top_p >= 1, top_k <= 0 and min_p = 0 are off. choices: which of a
-    request's answers a row belongs to. Returns [R] int64 on the logits' device.
+    request's answers a row belongs to. noise: as `SpeculationSpec.noise`. Returns [R] int64 on the logits'
+    device.
     """
     tokens = _greedy(logits)
     heat = np.asarray(temperature, np.float64)
     rows = np.flatnonzero(heat >= COLDEST)
     if len(rows):
         choice = np.broadcast_to(choices, heat.shape)[rows]
-        u = uniforms(np.asarray(seeds)[rows], np.asarray(positions)[rows], choice=choice)
+        seed, position = np.asarray(seeds)[rows], np.asarray(positions)[rows]
         index = torch.from_numpy(rows).to(logits.device)
-        tokens[index] = draw(
-            logits if len(rows) == len(logits) else logits[index],
-            u,
+        warm = logits if len(rows) == len(logits) else logits[index]
+        how = (
             heat[rows],
             np.asarray(top_p, np.float64)[rows],
             np.asarray(top_k, np.int64)[rows],
             None if min_p is None else np.asarray(min_p, np.float64)[rows],
         )
+        if noise == "gumbel":
+            tokens[index] = largest(filtered_weights(warm, *how), seed, position, choice)
+        else:
+            tokens[index] = draw(warm, uniforms(seed, position, choice=choice), *how)
     return tokens
 
 
@@ -84,6 +91,34 @@ def draw(
     return _draw_on_device(logits, u, temperature, top_p, top_k, min_p)
 
 
+def filtered_weights(
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    top_p: NDArray[np.float64],
+    top_k: NDArray[np.int64],
+    min_p: NDArray[np.float64] | None = None,
+) -> Tensor:
+    """[R, V] the distribution that `draw` draws from, not normalised: the heaviest token weighs 1, those that
+    a filter takes 0. temperature > 0."""
+    vocab = logits.shape[1]
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    top_k = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
+    min_p = np.zeros(len(logits)) if min_p is None else np.minimum(min_p, 1.0)
+    if logits.device.type != "cpu":
+        return _weights_on_device(logits, temperature, top_p, top_k, min_p)
+    host = logits.detach().numpy()
+    out = np.empty_like(host)
+    each = zip(temperature.tolist(), top_p.tolist(), top_k.tolist(), min_p.tolist(), strict=True)
+    for row, room, (heat, *how) in zip(host, out, each, strict=True):
+        if not np.isfinite(row.max()):
+            room[:] = np.arange(vocab) == row.argmax()
+        else:
+            _warmed(row, room, heat)
+            keep_row(room, *how).spread(room)
+    return torch.from_numpy(out)
+
+
 def _draw_on_host(
     logits: NDArray[Any],
     room: NDArray[Any],
@@ -98,15 +133,30 @@ def _draw_on_host(
     most = logits.max()
     if not np.isfinite(most):  # those who share the step must not fail with it
         return int(logits.argmax())
-    np.subtract(logits, most, out=room)
+    _warmed(logits, room, temperature, most)
+    return draw_row(room, u, top_p, top_k, min_p)
+
+
+def _warmed(logits: NDArray[Any], room: NDArray[Any], temperature: float, most: Any = None) -> None:
+    np.subtract(logits, logits.max() if most is None else most, out=room)
     room /= temperature
     np.exp(room, out=room)
-    return draw_row(room, u, top_p, top_k, min_p)
 
 
 def _draw_on_device(
     logits: Tensor,
     u: NDArray[np.float64],
+    temperature: NDArray[np.float64],
+    top_p: NDArray[np.float64],
+    top_k: NDArray[np.int64],
+    min_p: NDArray[np.float64],
+) -> Tensor:
+    weights = _weights_on_device(logits, temperature, top_p, top_k, min_p)
+    return quantile(weights, torch.from_numpy(u).to(logits.device))
+
+
+def _weights_on_device(
+    logits: Tensor,
     temperature: NDArray[np.float64],
     top_p: NDArray[np.float64],
     top_k: NDArray[np.int64],
@@ -125,7 +175,13 @@ def _draw_on_device(
         # that min_p = 1 keeps it.
         least = torch.from_numpy(min_p).to(device, weights.dtype)
         weights *= weights >= least[:, None]
-    return _search(weights, torch.from_numpy(u).to(device), right=True)
+    return weights
+
+
+def quantile(weights: Tensor, u: Tensor) -> Tensor:
+    """[R] the entry at quantile u [R] float64 in [0, 1) of each row of weights [R, V] >= 0, in index order;
+    never one of weight zero."""
+    return _search(weights, u, right=True)
 
 
 def filtered(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:

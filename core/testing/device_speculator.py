@@ -15,15 +15,18 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from bien.core.architectures.base import Architecture
 from bien.core.architectures.registry import read_architecture
+from bien.core.executors.make import drafter_parts
 from bien.core.executors.pools import Pool
 from bien.core.executors.rows import Rows
 from bien.core.kernels.torch_kernels import TorchKernels
 from bien.core.kv.groups import GroupKind
 from bien.core.models.registry import CausalModel, ModelParts, load_model
+from bien.core.parallel.whole import Whole
 from bien.core.plan import i32
-from bien.core.speculation.speculator import DeviceSpeculator
+from bien.core.speculation.drawer import RoundDrawer
+from bien.core.speculation.options import SpeculationSpec
+from bien.core.speculation.speculator import DeviceDraft, DeviceSpeculator
 from bien.core.testing.speculator import check_caps
 from bien.core.testing.toy import write_toy
 
@@ -32,10 +35,11 @@ _CPU = torch.device("cpu")
 
 
 class DeviceSpeculatorSuite:
-    """Drafts are compared token for token, in float64. A drafter with caps.deterministic = False is held
-    to shapes, groups and isolation of the target only."""
+    """Drafts are compared token for token, in float64. Sampled ones too: the core's `Drawer` gives the same
+    numbers again."""
 
     layers = 4  # of the toy target
+    temperature = 0.8  # at which drafts are drawn
 
     def build(self) -> DeviceSpeculator:
         """A fresh drafter, not loaded."""
@@ -80,15 +84,63 @@ class DeviceSpeculatorSuite:
                 bench.clear()
                 for slot in (2, 0):
                     bench.absorb([(slot, 0, _text(slot, 9))])
-                drafts = bench.propose([(2, 9, 5), (0, 9, 7)], limit)
-                assert tuple(drafts.shape) == (2, limit), f"limit {limit}: shape {tuple(drafts.shape)}"
+                draft = bench.propose([(2, 9, 5), (0, 9, 7)], limit)
+                assert isinstance(draft, DeviceDraft), f"proposed a {type(draft).__name__}"
+                drafts, shape = draft.tokens, tuple(draft.tokens.shape)
+                valid = len(shape) == 2 and shape[0] == 2 and 1 <= shape[1] <= limit
+                assert valid, f"limit {limit}: shape {shape}"
                 assert not drafts.is_floating_point(), f"drafts are {drafts.dtype}"
                 size = bench.architecture.vocab_size
                 assert bool(((drafts >= 0) & (drafts < size)).all()), f"drafts outside 0..{size - 1}"
+                self._check_confidence(bench, draft)
+                self._check_tree(bench, draft)
+
+    def _check_confidence(self, bench: Bench, draft: DeviceDraft) -> None:
+        kind, found = bench.drafter.caps.confidence, draft.confidence
+        assert (found is not None) is (kind != "none"), f"caps.confidence is {kind!r}, reported: {found}"
+        if found is not None:
+            assert found.shape == draft.tokens.shape, f"confidences have shape {tuple(found.shape)}"
+            assert bool(((found >= 0) & (found <= 1)).all()), "confidences lie outside 0..1"
+
+    def _check_tree(self, bench: Bench, draft: DeviceDraft) -> None:
+        parents = draft.parents
+        if parents is None:
+            return
+        assert bench.drafter.caps.topology == "tree", "parents, but caps.topology is 'chain'"
+        assert parents.shape == draft.tokens.shape, f"parents have shape {tuple(parents.shape)}"
+        order = torch.arange(parents.shape[1])
+        assert bool(((parents >= -1) & (parents < order)).all()), "a node comes before its parent"
+        for row, above in zip(draft.tokens.tolist(), parents.tolist(), strict=True):
+            pairs = list(zip(above, row, strict=True))
+            assert len(set(pairs)) == len(pairs), "siblings have the same token"
+
+    def test_drafts_are_what_was_drawn(self) -> None:
+        """The law of sampled drafts is known through the Drawer only."""
+        with self._bench() as bench:
+            if bench.drafter.caps.deterministic:
+                return
+            bench.absorb([(1, 0, _text(1, 20)), (3, 0, _text(2, 9))])
+            draft = bench.propose([(1, 20, 3), (3, 9, 8)])
+            drawn = [d.tokens for d in bench.drawer.draws]
+            assert len(drawn) >= draft.tokens.shape[1], "drafts were made without `Drawer.draw`"
+            for j in range(draft.tokens.shape[1]):
+                assert torch.equal(draft.tokens[:, j], drawn[j]), f"draft {j} is not what was drawn"
+
+    def test_prior_confidences_do_not_know_their_token(self) -> None:
+        """That of a node may depend on the tokens before it; the node's own changes nothing."""
+        if self.build().caps.confidence != "prior":
+            return
+        with self._bench() as bench:
+            bench.absorb([(1, 0, _text(1, 20))])
+            known = bench.propose([(1, 20, 3)]).confidence
+            assert known is not None
+            for j in range(known.shape[1]):
+                found = bench.propose([(1, 20, 3)], wrong=j).confidence
+                assert found is not None and torch.equal(found[:, : j + 1], known[:, : j + 1]), (
+                    f"the confidence of draft {j} depends on what was drawn there"
+                )
 
     def test_deterministic_as_declared(self) -> None:
-        if not self.build().caps.deterministic:
-            return
         found = []
         for _ in range(2):
             with self._bench() as bench:
@@ -119,7 +171,7 @@ class DeviceSpeculatorSuite:
             bench.absorb([(3, 0, texts[3][:8]), (1, 0, texts[1])])
             bench.absorb([(0, 0, texts[0]), (3, 8, texts[3][8:])])
             out = bench.propose([(slot, len(text), slot + 4) for slot, text in reversed(texts.items())])
-            return out.tolist()[::-1]
+            return out.tokens.tolist()[::-1]
 
         self._same([alone, together])
 
@@ -137,7 +189,7 @@ class DeviceSpeculatorSuite:
             while at < 30:
                 bench.drafts(2, at, text[at])
                 wrong = [(t + 1) % 288 for t in text[at + 1 : at + 4]]
-                bench.absorb([(2, at, [text[at], *wrong])])
+                bench.absorb([(2, at, [text[at], *wrong])], confirmed=[1])
                 at += 1
             return bench.drafts(2, 30, 8)
 
@@ -151,20 +203,25 @@ class DeviceSpeculatorSuite:
         self._same([straight, rejected, accepted])
 
     def test_a_prefix_in_the_blocks_is_enough(self) -> None:
-        """A prefix hit: another slot, whose blocks hold the prefix, sees forwards of the tail only."""
-        text = _text(30, 22)
+        """A prefix hit: another slot, whose blocks hold the prefix, sees forwards of the tail only. Whatever
+        the size of blocks, all that is full is used: an entry may depend on no later token."""
+        text = _text(30, 38)
 
         def whole(bench: Bench) -> list[int]:
             bench.absorb([(0, 0, text)])
-            return bench.drafts(0, 22, 6)
+            return bench.drafts(0, 38, 6)
 
         def shared(bench: Bench) -> list[int]:
-            bench.absorb([(3, 0, text[:16])])
-            bench.share(3, 0, 16)
-            bench.absorb([(0, 16, text[16:])])
-            return bench.drafts(0, 22, 6)
+            # What follows the prefix differs, in chunks that end elsewhere, and among rejected drafts.
+            bench.absorb([(3, 0, text[:19])])
+            bench.drafts(3, 19, text[19])
+            bench.absorb([(3, 19, text[19:32] + _text(31, 5))], confirmed=[14])
+            bench.share(3, 0, 32)
+            bench.absorb([(0, 32, text[32:])])
+            return bench.drafts(0, 38, 6)
 
-        self._same([whole, shared])
+        for block in (1, BLOCK, 16):
+            self._same([whole, shared], block=block)
 
     def test_a_slot_is_used_again(self) -> None:
         def fresh(bench: Bench) -> list[int]:
@@ -194,43 +251,48 @@ class DeviceSpeculatorSuite:
             before = {tap: x.clone() for tap, x in taps.items()}
             pools = [p.data.clone() for p in bench.pools[: len(bench.architecture.groups)]]
             with torch.inference_mode():
-                bench.drafter.absorb(rows, taps)
+                bench.drafter.absorb(rows, taps, torch.tensor([18]))
             bench.drafts(1, 18, 3)
             for tap, x in taps.items():
                 assert torch.equal(x, before[tap]), f"absorb changed the hidden state at {tap}"
             for pool, data in zip(bench.pools, pools, strict=False):
                 assert torch.equal(pool.data, data), f"the target's group {pool.group.name!r} was written"
 
-    def _same(self, ways: list[Any], garbage: bool = False) -> None:
-        if not self.build().caps.deterministic:
-            return
+    def _same(self, ways: list[Any], garbage: bool = False, block: int = BLOCK) -> None:
         found = []
         for i, way in enumerate(ways):
-            with self._bench(garbage=i if garbage else 0) as bench:
+            with self._bench(garbage=i if garbage else 0, block=block) as bench:
                 found.append(way(bench))
         for i, other in enumerate(found[1:], 1):
-            assert other == found[0], f"way {i}: {other}, way 0: {found[0]}"
+            assert other == found[0], f"blocks of {block}, way {i}: {other}, way 0: {found[0]}"
 
-    def _bench(self, garbage: int = 0) -> Bench:
-        return Bench(self, garbage)
+    def _bench(self, garbage: int = 0, block: int = BLOCK) -> Bench:
+        return Bench(self, garbage, block)
 
 
 class Bench:
     """Target, drafter and pools; a work item is (slot, start, tokens)."""
 
-    def __init__(self, suite: DeviceSpeculatorSuite, garbage: int) -> None:
-        self.architecture, self.model, self.kernels = _load(type(suite).target, suite)
+    drawer: RoundDrawer  # of the last `propose`
+
+    def __init__(self, suite: DeviceSpeculatorSuite, garbage: int, block: int = BLOCK) -> None:
+        folder, self.model, self.kernels = _load(type(suite).target, suite)
+        self.architecture = read_architecture(folder, block, "float64")
         self.drafter = suite.build()
-        own = self.drafter.groups(self.architecture, BLOCK)
+        own = self.drafter.groups(self.architecture, block)
         self.groups = (*self.architecture.groups, *own)
-        self.drafter.load(self.model, tuple(range(len(self.architecture.groups), len(self.groups))))
-        self._garbage = garbage
+        indices = tuple(range(len(self.architecture.groups), len(self.groups)))
+        parts = ModelParts(_Plain(), Whole(), self.kernels, torch.float64, _CPU)
+        with torch.inference_mode():
+            given = drafter_parts(self.architecture, folder, self.model, parts)
+            self.drafter.load(self.model, indices, given)
+        self._garbage, self._block, self._temperature = garbage, block, suite.temperature
         self.clear()
 
     def clear(self) -> None:
         """Pools as new; a slot owns the blocks of a random order."""
         rng = np.random.default_rng(9)
-        each = LENGTH // BLOCK
+        each = LENGTH // self._block
         self.pools = tuple(Pool.allocate(g, SLOTS * each, _CPU) for g in self.groups)
         noise = torch.Generator().manual_seed(self._garbage)
         for pool in self.pools:
@@ -242,35 +304,60 @@ class Bench:
     def share(self, source: int, slot: int, tokens: int) -> None:
         """The slot's first blocks are those of `source`."""
         for table in self.tables:
-            table[slot, : tokens // BLOCK] = table[source, : tokens // BLOCK]
+            table[slot, : tokens // self._block] = table[source, : tokens // self._block]
 
     def forward(self, work: list[tuple[int, int, list[int]]]) -> tuple[Rows, dict[Any, Tensor]]:
         """A target forward with the drafter's taps."""
         slots, starts, tokens = zip(*work, strict=True)
-        rows = self._rows(list(slots), list(starts), [len(t) for t in tokens])
+        flat = torch.tensor([t for row in tokens for t in row])
+        rows = self._rows(list(slots), list(starts), [len(t) for t in tokens], flat)
         with torch.inference_mode():
-            flat = torch.tensor([t for row in tokens for t in row])
             return rows, self.model.forward(flat, rows, self.drafter.caps.taps)[1]
 
-    def absorb(self, work: list[tuple[int, int, list[int]]]) -> None:
-        """Forward, and what the executor does after it."""
+    def absorb(self, work: list[tuple[int, int, list[int]]], confirmed: list[int] | None = None) -> None:
+        """Forward, and what the executor does once it is verified. `confirmed` of each row's tokens; all."""
         rows, taps = self.forward(work)
+        known = torch.tensor([len(t) for _, _, t in work] if confirmed is None else confirmed)
         with torch.inference_mode():
-            self.drafter.absorb(rows, taps)
+            self.drafter.absorb(rows, taps, known)
 
-    def propose(self, work: list[tuple[int, int, int]], limit: int = 0) -> Tensor:
-        """(slot, position, last token) -> drafts [rows, limit]; 0: as many as the drafter can."""
+    def propose(
+        self, work: list[tuple[int, int, int]], limit: int = 0, wrong: int | None = None
+    ) -> DeviceDraft:
+        """(slot, position, last token) -> drafts; limit 0: as many as the drafter can. `wrong`: draw number
+        of which other tokens are returned."""
         slots, positions, tokens = zip(*work, strict=True)
-        rows = self._rows(list(slots), list(positions), [1] * len(slots))
+        last = torch.tensor(tokens)
+        rows = self._rows(list(slots), list(positions), [1] * len(slots), last)
+        many = len(slots)
+        self.drawer = _Misleading(
+            SpeculationSpec(),
+            self.drafter.caps.deterministic,
+            np.full(many, 5, np.uint64),
+            np.zeros(many, np.uint64),
+            np.full(many, self._temperature),
+            np.asarray(positions, np.int64),
+        )
+        self.drawer.wrong = wrong
         with torch.inference_mode():
-            return self.drafter.propose(rows, torch.tensor(tokens), limit or self.drafter.caps.max_drafts)
+            return self.drafter.propose(rows, last, limit or self.drafter.caps.max_drafts, self.drawer)
 
     def drafts(self, slot: int, position: int, token: int) -> list[int]:
-        return [int(t) for t in self.propose([(slot, position, token)])[0]]
+        return [int(t) for t in self.propose([(slot, position, token)]).tokens[0]]
 
-    def _rows(self, slots: list[int], starts: list[int], counts: list[int]) -> Rows:
+    def _rows(self, slots: list[int], starts: list[int], counts: list[int], ids: Tensor) -> Rows:
         none = i32([0] * len(slots))
-        return Rows(self.pools, self.tables, i32(slots), i32(starts), i32(counts), none, self.kernels, _CPU)
+        return Rows(
+            self.pools,
+            self.tables,
+            i32(slots),
+            i32(starts),
+            i32(counts),
+            none,
+            self.kernels,
+            _CPU,
+            ids=ids,
+        )
 
     def __enter__(self) -> Bench:
         return self
@@ -279,18 +366,37 @@ class Bench:
         self.drafter.close()
 
 
-_loaded: dict[Any, tuple[Architecture, CausalModel, TorchKernels]] = {}
+class _Misleading(RoundDrawer):
+    """Draws other tokens at one place, on purpose."""
+
+    wrong: int | None = None
+    calls = 0
+
+    def draw(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
+        found = super().draw(logits, ids)
+        self.calls += 1
+        if self.calls - 1 != self.wrong:
+            return found
+        worst = logits.argmin(-1)
+        if ids is None:
+            return worst
+        return ids[worst] if ids.dim() == 1 else ids.gather(1, worst[:, None])[:, 0]
 
 
-def _load(key: Any, suite: DeviceSpeculatorSuite) -> tuple[Architecture, CausalModel, TorchKernels]:
+_loaded: dict[Any, tuple[Path, CausalModel, TorchKernels]] = {}
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends: drafters may read them
+
+
+def _load(key: Any, suite: DeviceSpeculatorSuite) -> tuple[Path, CausalModel, TorchKernels]:
     # Nearly all of a suite's time would go into writing and reading the same toy model.
     if (key, suite.layers) not in _loaded:
-        with tempfile.TemporaryDirectory() as name, torch.inference_mode():
-            folder = suite.target(Path(name))
+        _folders.append(tempfile.TemporaryDirectory())
+        with torch.inference_mode():
+            folder = suite.target(Path(_folders[-1].name))
             architecture = read_architecture(folder, BLOCK, "float64")
             kernels = TorchKernels()
-            parts = ModelParts(_Plain(), _Alone(), kernels, torch.float64, _CPU)
-            _loaded[key, suite.layers] = architecture, load_model(architecture, folder, parts), kernels
+            parts = ModelParts(_Plain(), Whole(), kernels, torch.float64, _CPU)
+            _loaded[key, suite.layers] = folder, load_model(architecture, folder, parts), kernels
     return _loaded[key, suite.layers]
 
 
@@ -312,31 +418,6 @@ class _Plain:
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> _Linear:
         return _Linear(weight, bias)
-
-    def close(self) -> None:
-        pass
-
-
-class _Alone:
-    rank = 0
-
-    def mesh(self, world: int) -> Any:
-        raise NotImplementedError
-
-    def connect(self, communicator: Any) -> None:
-        raise NotImplementedError
-
-    def shard(self, name: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        return (slice(None),) * len(shape)
-
-    def kv_shard(self, heads: int) -> range:
-        return range(heads)
-
-    def collect(self, x: Tensor, point: str) -> Tensor:
-        return x
-
-    def agree(self, header: int) -> int:
-        return header
 
     def close(self) -> None:
         pass

@@ -17,6 +17,9 @@ from bien.core.api import (
     Architecture,
     Context,
     DeploymentError,
+    DeviceDraft,
+    DrafterParts,
+    Drawer,
     GroupKind,
     KVGroup,
     Provider,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 class EarlyExitConfig(msgspec.Struct, forbid_unknown_fields=True):
     layers: Annotated[int, msgspec.Meta(ge=1)] = 6
     max_drafts: Annotated[int, msgspec.Meta(ge=1)] = 3
+    # Drafts are drawn at the request's temperature instead of taken greedily: with verification by rejection,
+    # or with Gumbel noise, more of them are accepted in sampled text.
+    sampled: bool = False
 
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
         return EarlyExit(self).groups(architecture, block_tokens)
@@ -44,6 +50,8 @@ class EarlyExit:
             place="device",
             max_drafts=config.max_drafts,
             taps=tuple((i, "in") for i in range(config.layers)),
+            deterministic=not config.sampled,
+            q_kind="dense" if config.sampled else "onehot",
         )
         self._target: TargetHandle | None = None
         self._group = -1
@@ -71,7 +79,7 @@ class EarlyExit:
             ),
         )
 
-    def load(self, target: TargetHandle, groups: tuple[int, ...]) -> None:
+    def load(self, target: TargetHandle, groups: tuple[int, ...], parts: DrafterParts) -> None:
         (self._group,) = groups
         self._target = target
         for i, layer in enumerate(target.layers[: self.depth]):
@@ -81,23 +89,26 @@ class EarlyExit:
                     "values alone (no `fill`); choose another speculator"
                 )
 
-    def absorb(self, rows: Any, taps: dict[tuple[int, str], Tensor]) -> None:
+    def absorb(self, rows: Any, taps: dict[tuple[int, str], Tensor], confirmed: Tensor) -> None:
         own = rows.redirect(self._group)
         for i, layer in enumerate(self._layers()):
             layer.fill(taps[i, "in"], own)
 
-    def propose(self, rows: Any, last: Tensor, limit: int) -> Tensor:
-        limit = min(limit, self.caps.max_drafts)
-        drafts = last.new_empty(len(last), limit)
+    def propose(self, rows: Any, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
+        import torch
+
+        drafts: list[Tensor] = []
         tokens = last
-        for j in range(limit):
-            own = rows.redirect(self._group)
+        rows = rows.redirect(self._group)
+        for j in range(min(limit, self.caps.max_drafts)):
+            if j:
+                rows = rows.next(tokens)
             hidden = self._loaded.embed(tokens)
             for layer in self._layers():
-                hidden = layer(hidden, own)
-            tokens = drafts[:, j] = self._loaded.head(hidden).argmax(-1)
-            rows = rows.next(tokens)
-        return drafts
+                hidden = layer(hidden, rows)
+            tokens = drawer.draw(self._loaded.head(hidden))
+            drafts.append(tokens)
+        return DeviceDraft(torch.stack(drafts, 1))
 
     def close(self) -> None:
         self._target = None

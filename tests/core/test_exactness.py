@@ -17,6 +17,7 @@ from bien.core.clock import WallClock
 from bien.core.kv.hashing import extend_chain
 from bien.core.providers import Context
 from bien.core.request import SamplingParams, TokenIds
+from bien.core.speculation.speculator import DeviceDraft
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import write_toy
 from bien.core.testing.toy_hybrid import write_tiny_hybrid
@@ -152,7 +153,7 @@ def test_a_device_drafter_that_fails_is_left_out(
         if len(calls) < 4:
             return right(*arguments)
         if wild and method == "propose":
-            return right(*arguments) + 10_000
+            return DeviceDraft(right(*arguments).tokens + 10_000)
         raise RuntimeError("boom")
 
     monkeypatch.setattr(h.executor.drafter, method, fails)

@@ -69,6 +69,8 @@ def plans(draw: st.DrawFn) -> ExecutorPlan:
         snapshots=draw(COPIES),
         draft_tokens=draw(ints()),
         device_drafts=draw(st.booleans()),
+        hosted=draw(ints()),
+        parents=draw(ints()),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from bien.core.executors.plan_wire import Verdict, encode, pack_verdict
 from bien.core.executors.pools import HostBlocks
 from bien.core.executors.rank import RankLoop
-from bien.core.executors.rank_messages import ReadBlocks
+from bien.core.executors.rank_messages import ReadBlocks, Settle
 from bien.core.plan import ExecutorPlan, i32
 
 VERDICT = Verdict(i32([1]), i32([7]))
@@ -32,8 +32,8 @@ class Recording:
     def commit(self, step: Any, accepted: Any, tokens: Any) -> None:
         self.done.append(f"commit {step.plan.step}: {accepted.tolist()} {tokens.tolist()}")
 
-    def draft(self, slots: Any, limits: Any) -> None:
-        self.done.append(f"draft {limits.tolist()}")
+    def draft(self, plan: ExecutorPlan) -> None:
+        self.done.append(f"draft behind {plan.step}")
 
     def read(self, group: int, blocks: list[int]) -> HostBlocks:
         self.done.append(f"read {blocks}")
@@ -57,7 +57,18 @@ def test_the_yield_of_a_step_comes_with_the_next_one() -> None:
     loop._step(encode(plan(1), None))
     loop._step(encode(plan(2, drafts=i32([3]), device_drafts=True), VERDICT))
     loop._step(encode(plan(3), None))  # step 2 was not sampled
-    assert executor.done == ["forward 1", "commit 1: [1] [7]", "draft [3]", "forward 2", "forward 3"]
+    assert executor.done == ["forward 1", "commit 1: [1] [7]", "forward 2", "forward 3"]
+
+
+def test_drafts_come_behind_what_a_step_yielded() -> None:
+    loop, executor = made()
+    loop._step(encode(plan(1), None))
+    loop._draft(Settle(*pack_verdict(VERDICT)))
+    loop._step(encode(plan(2), None))
+    loop._move(ReadBlocks(0, [5], 2, *pack_verdict(VERDICT)))  # a transfer brings the yield first
+    loop._draft(Settle(*pack_verdict(VERDICT)))
+    assert executor.done[:3] == ["forward 1", "commit 1: [1] [7]", "draft behind 1"]
+    assert executor.done[3:] == ["forward 2", "commit 2: [1] [7]", "read [5]", "draft behind 2"]
 
 
 def test_a_transfer_comes_behind_the_step_that_it_follows() -> None:
