@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from bien.core.architectures.registry import read_architecture
+
 VOCAB = 288
 FORMATS = ("safeailab", "specforge", "speculators")
 
@@ -155,3 +157,12 @@ def _layer_shapes(p: str, layer: dict[str, Any], inputs: int, d: int) -> dict[st
     if layer["model_type"] == "qwen3":
         shapes |= {f"{p}self_attn.{n}_norm.weight": (d,) for n in "qk"}
     return shapes
+
+
+def write_predicting(folder: Path, config: dict[str, Any], seed: int = 7) -> Path:
+    """A target of bien's own kinds whose folder has all its layers for further tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = read_architecture(folder, 8, "float32").weights
+    shapes = {n: w.shape for w in weights if not w.spare for n in w.names()}
+    return write(folder, config, draw(shapes, seed))
