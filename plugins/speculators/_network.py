@@ -171,6 +171,12 @@ class Mlp:
         return F.linear(self._act(F.linear(x, self._gate_up, self._bias)), self._down, self._down_bias)
 
 
+def chances(logits: Tensor, index: Tensor) -> Tensor:
+    """[N] the probabilities, in float32 at least, that logits [N, C] give to index [N] int64."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return torch.softmax(logits, -1, dtype=wide).gather(-1, index[:, None])[:, 0]
+
+
 def shifted(states: Tensor, before: Tensor, rows: Rows) -> Tensor:
     """The state before every row's: states [N, hidden] of the rows, before [S, hidden] of the positions
     before each sequence's first row (`Rows.load_boundary`) -> [N, hidden]."""

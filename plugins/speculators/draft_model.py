@@ -99,7 +99,9 @@ class DraftModel:
     def propose(self, rows: Rows, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
         import torch
 
-        tokens, drafts, chances = last, [], []
+        from bien.plugins.speculators._network import chances
+
+        tokens, drafts, taken = last, [], []
         for _ in range(min(limit, self.caps.max_drafts)):
             hidden, _ = self._model.forward(tokens, rows.redirect(self._group))
             logits = self._model.head(hidden)[:, : self._vocab]
@@ -108,9 +110,9 @@ class DraftModel:
                 ids = torch.arange(logits.shape[1], device=logits.device)
             tokens = drawer.draw(logits, ids)
             drafts.append(tokens)
-            chances.append(torch.softmax(logits, -1).gather(-1, tokens[:, None])[:, 0])
+            taken.append(chances(logits, tokens))
             rows = rows.next(tokens)
-        return DeviceDraft(torch.stack(drafts, 1), torch.stack(chances, 1))
+        return DeviceDraft(torch.stack(drafts, 1), torch.stack(taken, 1))
 
     def close(self) -> None:
         self._model = None

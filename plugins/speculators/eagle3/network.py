@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bien.core.api import DrafterParts, ModelError, TargetHandle
-from bien.plugins.speculators._network import Attention, Mlp, load_tensors
+from bien.plugins.speculators._network import Attention, Mlp, chances, load_tensors
 from bien.plugins.speculators.eagle3.form import KIND, Form
 
 
@@ -76,8 +76,7 @@ class Network:
 
     def chance(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """[N] the drafter's own probability of `tokens` [N]."""
-        index = tokens if self.place is None else self.place[tokens]
-        return torch.softmax(logits, -1).gather(-1, index[:, None])[:, 0]
+        return chances(logits, tokens if self.place is None else self.place[tokens])
 
     def _inputs(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         normed = self._rms(states, self._state_norm)

@@ -22,21 +22,23 @@ def grow(
     position = rows.positions
     frontier, entries = _Nodes(states, last, position, 1), None
     mask = torch.ones(1, 1, 1, dtype=torch.bool, device=last.device)
-    chance = torch.zeros(sequences, 1, dtype=states.dtype, device=last.device)  # of the frontier's paths
+    precise = torch.promote_types(states.dtype, torch.float32)  # what is added up along paths
+    chance = torch.zeros(sequences, 1, dtype=precise, device=last.device)  # of the frontier's paths
     above = torch.full((sequences, 1), -1, dtype=torch.int64, device=last.device)  # its nodes' numbers
     # Of all nodes, level by level, [S, nodes of the level] each.
     tokens: list[Tensor] = []
-    chances: list[Tensor] = []
+    alongs: list[Tensor] = []
     owns: list[Tensor] = []
     parents: list[Tensor] = []
     for level in range(min(depth, limit)):
         states, logits, entries = _expand(network, rows, frontier, entries, mask)
-        own, index = torch.log_softmax(logits, -1).clamp(max=0).topk(wide, -1)  # [S, Q, wide]
+        chances = torch.log_softmax(logits, -1, dtype=precise).clamp_(max=0)
+        own, index = chances.topk(wide, -1)  # [S, Q, wide]
         found = index if network.ids is None else network.ids[index]
         along = chance[:, :, None] + own
         first = sum(t.shape[1] for t in tokens)
         tokens.append(found.flatten(1))
-        chances.append(along.flatten(1))
+        alongs.append(along.flatten(1))
         owns.append(own.flatten(1))
         parents.append(above.repeat_interleave(wide, 1))
         if level + 1 == min(depth, limit):
@@ -51,7 +53,7 @@ def grow(
         itself = torch.eye(wide, dtype=torch.bool, device=last.device).expand(sequences, -1, -1)
         mask = torch.cat([seen, itself], -1)
     return _chosen(
-        torch.cat(tokens, 1), torch.cat(chances, 1), torch.cat(owns, 1), torch.cat(parents, 1), limit
+        torch.cat(tokens, 1), torch.cat(alongs, 1), torch.cat(owns, 1), torch.cat(parents, 1), limit
     )
 
 

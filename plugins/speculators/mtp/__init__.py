@@ -114,14 +114,16 @@ class Mtp:
     def propose(self, rows: Rows, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
         import torch
 
+        from bien.plugins.speculators._network import chances
+
         limit = min(limit, self.caps.max_drafts)
         draft = self._again if self.depth == 1 else self._each
         drafts: list[Tensor] = []
-        chances: list[Tensor] = []
+        taken: list[Tensor] = []
         for logits in draft(rows, last, limit, drafts):
             drafts.append(drawer.draw(logits))
-            chances.append(torch.softmax(logits, -1).gather(-1, drafts[-1][:, None])[:, 0])
-        return DeviceDraft(torch.stack(drafts, 1), torch.stack(chances, 1))
+            taken.append(chances(logits, drafts[-1]))
+        return DeviceDraft(torch.stack(drafts, 1), torch.stack(taken, 1))
 
     def close(self) -> None:
         self._modules = []

@@ -26,16 +26,13 @@ DTYPE = torch.float64
 
 
 class Recorder:
-    """A `Drawer` that takes the largest, and keeps what it was given. `forced`: the tokens to take instead."""
+    """A `Drawer` that takes the largest, and keeps what it was given."""
 
-    def __init__(self, forced: Tensor | None = None) -> None:
+    def __init__(self) -> None:
         self.logits: list[Tensor] = []
-        self.forced = forced
 
     def draw(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         self.logits.append(logits)
-        if self.forced is not None:
-            return self.forced[:, len(self.logits) - 1]
         best = logits.argmax(-1)
         return best if ids is None else ids[best]
 
@@ -62,7 +59,7 @@ class Target:
 
     @torch.inference_mode()
     def states(self, tokens: list[int]) -> list[Tensor]:
-        """Of a whole text, layer by layer: states [T, hidden] that enter layer 0, 1, ... and leave the last."""
+        """Of a whole text: states [T, hidden] that enter layer 0, 1, ..., and that leave the last."""
         groups = self.architecture.groups
         blocks = -(-len(tokens) // BLOCK)
         pools = tuple(Pool.allocate(g, blocks, CPU) for g in groups)
@@ -112,12 +109,10 @@ class Bench:
         self.drafter.absorb(rows, taps, torch.tensor(confirmed))
 
     @torch.inference_mode()
-    def propose(
-        self, *work: tuple[int, int, int], limit: int = 0, forced: Tensor | None = None
-    ) -> tuple[DeviceDraft, list[Tensor]]:
+    def propose(self, *work: tuple[int, int, int], limit: int = 0) -> tuple[DeviceDraft, list[Tensor]]:
         """(slot, position, last token) -> the draft, and the logits [S, C] of every draw."""
         slots, positions, tokens = (list(x) for x in zip(*work, strict=True))
-        last, drawer = torch.tensor(tokens), Recorder(forced)
+        last, drawer = torch.tensor(tokens), Recorder()
         rows = self._rows(slots, positions, [1] * len(slots), last)
         limit = limit or self.drafter.caps.max_drafts
         return self.drafter.propose(rows, last, limit, drawer), drawer.logits

@@ -1,4 +1,4 @@
-"""EAGLE-3 and layers for further tokens by their papers' formulas: a whole sequence, head by head, no cache."""
+"""EAGLE-3 and layers for further tokens by their papers' formulas: whole texts, head by head, no cache."""
 
 from __future__ import annotations
 
