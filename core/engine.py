@@ -92,6 +92,7 @@ class Engine:
         self._report = StepReport()  # what arises outside a step, until the next report
         self._stats = WorkerStats()
         self.launched = self.settled = 0
+        self._told = 0  # rounds of drafting that statistics have by source
         self._order = 0
         self._snapshots = Snapshots(cache, groups, limits.block_tokens)
         self._tier = Tier(self._store, cache, groups, clock)
@@ -317,6 +318,9 @@ class Engine:
         stats.running, stats.waiting, stats.queued_tokens = running, waiting, queued
         stats.used_blocks, stats.cached_blocks, stats.total_blocks = used, cached, used + cached + free
         stats.store_bytes = self._store.usage[0] if self._store else 0
+        if self._told != stats.rounds:
+            self._told = stats.rounds
+            stats.drafts = self._drafting.counts.copy()  # whoever was told keeps what it was told
         return stats
 
     def snapshot(self) -> list[KVEvent]:

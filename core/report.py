@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bien.core.kv.events import KVEvent
 from bien.core.logprobs import TokenLogprobs
+from bien.core.speculation.counts import DraftCounts
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class SequenceOutput:
     drafted: int = 0  # totals, set on the last output
     accepted: int = 0
     rounds: int = 0
+    drafts: DraftCounts | None = None  # the same by source and position
     error: str = ""
     error_code: str = ""  # of the BienError's class, with finish "error"
     logprobs: TokenLogprobs | None = None  # of `tokens`, where asked for

@@ -139,7 +139,8 @@ class Settlement:
             self._stats.cached_tokens += s.cached
             self._stats.prompt_tokens += s.prompt_tokens
         if out.finish is not None:
-            total = s.counts.total
-            out.drafted, out.accepted, out.rounds = total.drafted, total.accepted, total.rounds
+            if s.counts.sources:
+                total, out.drafts = s.counts.total, s.counts
+                out.drafted, out.accepted, out.rounds = total.drafted, total.accepted, total.rounds
             self._owner.end(s, out.finish)
         report.outputs.append(out)

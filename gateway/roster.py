@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from bien.core.speculation.counts import DraftCounts
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import WorkerStats
 from bien.gateway.checks import context_limit
@@ -46,8 +45,12 @@ class Member:
         """Of all ranks."""
         if len(self.ranks) == 1:
             return self.ranks[0].stats
-        every = [msgspec.structs.astuple(rank.stats) for rank in self.ranks]
-        return WorkerStats(*map(sum, zip(*every, strict=True)))
+        drafts = DraftCounts()
+        for rank in self.ranks:
+            drafts.merge(rank.stats.drafts or DraftCounts())
+        counts = (name for name in WorkerStats.__struct_fields__ if name != "drafts")
+        total = {name: sum(getattr(rank.stats, name) for rank in self.ranks) for name in counts}
+        return WorkerStats(**total, drafts=drafts if drafts.sources else None)
 
     def target(self, overlap: int, dp_rank: int = 0) -> Target:
         if self.info.cached_in:  # blocks of an engine are larger than the index's

@@ -15,6 +15,7 @@ from bien.core.kv.store import KVStore
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.scheduler import Scheduler
+from bien.core.speculation.draft import Draft
 from bien.core.speculation.speculator import HostSpeculator
 from bien.core.testing.hash_executor import HashExecutor, oracle
 
@@ -49,10 +50,12 @@ class Harness:
         max_context: int = 256,
         eos: tuple[int, ...] = (),
         speculator: HostSpeculator | None = None,
-        draft: Callable[[list[int]], list[int]] | None = None,
+        draft: Callable[[list[int]], list[int] | Draft] | None = None,
         device_drafts: int = 0,
+        drafting: dict[str, Any] | None = None,
         store: Callable[[HashExecutor], KVStore] | None = None,
     ) -> None:
+        """`drafting`: what `EngineLimits` say of drafters."""
         self.groups = groups or toy_groups()
         sizes = tuple(blocks if g.paged else slots + 6 for g in self.groups)
         block_tokens = self.groups[0].block_tokens
@@ -63,7 +66,7 @@ class Harness:
             scheduler=scheduler,
             cache=self.cache,
             groups=self.groups,
-            limits=EngineLimits(slots, max_context, block_tokens, eos, device_drafts),
+            limits=EngineLimits(slots, max_context, block_tokens, eos, device_drafts, **drafting or {}),
             clock=WallClock(),
             speculator=speculator,
             store=store(self.executor) if store else None,

@@ -127,6 +127,7 @@ def _output(rid: int, output: SequenceOutput) -> Output:
         drafted=output.drafted,
         accepted=output.accepted,
         rounds=output.rounds,
+        drafts=output.drafts,
         logprobs=output.logprobs,
         prompt_logprobs=output.prompt_logprobs,
     )

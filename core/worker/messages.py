@@ -14,6 +14,7 @@ import msgspec
 from bien.core.kv.events import EventBatch, KVEvent
 from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
+from bien.core.speculation.counts import DraftCounts
 
 PROTOCOL = 1
 PART_BYTES = 65536
@@ -67,6 +68,7 @@ class WorkerStats(msgspec.Struct, array_like=True, gc=False):
     busy_seconds: float = 0.0
     store_bytes: int = 0
     finished: int = 0
+    drafts: DraftCounts | None = None  # `drafted`, `accepted` and `rounds` by source and position
 
 
 class Output(msgspec.Struct, array_like=True, gc=False):
@@ -88,6 +90,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: TokenLogprobs | None = None  # of the prompt's second to last token, on the first output
     text: str = ""  # in place of `tokens`, of a remote engine that does not say which they are
     prompt_tokens: int = -1  # as a remote engine counts them, where it does
+    drafts: DraftCounts | None = None  # as `drafted` and so on; so far, where the client predicted the output
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):

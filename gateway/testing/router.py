@@ -47,7 +47,7 @@ def make_request(n: int, prompt_tokens: int = 1000, session: str = "") -> RouteR
     return RouteRequest(f"r{n}", "", session or f"s{n}", prompt_tokens, 100, 0, hashes)
 
 
-def make_target(name: str, overlap: int = 0, inflight: int = 0, tokens: int = 0, **stats: int) -> Target:
+def make_target(name: str, overlap: int = 0, inflight: int = 0, tokens: int = 0, **stats: Any) -> Target:
     """`stats` are fields of WorkerStats."""
     info = WorkerInfo(name, f"{name}.1", "fp", block_tokens=BLOCK, max_context=1 << 20, slots=8)
     return Target(name, 0, info, WorkerStats(**stats), inflight, tokens, overlap)

@@ -14,6 +14,7 @@ from bien.core.clock import WallClock
 from bien.core.errors import ContextLengthError, PluginFault, ResourceError, UserError
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.draft import Draft, Scope
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
 from bien.core.testing.hash_executor import HashExecutor, oracle
@@ -67,13 +68,49 @@ def guess(context: list[int], groups: Any, chance: float, rng: random.Random, li
     return [t if rng.random() < chance else (t + 1) % 50 for t in right][: rng.randrange(limit + 1)]
 
 
-def drafting(kind: str, groups: Any) -> dict[str, Any]:
+def grow(context: list[int], groups: Any, rng: random.Random, most: int = 7) -> Draft:
+    """A tree with right and wrong branches, in any order that has parents first, and any confidences."""
+    right, draft, good = oracle(context, 4, groups), Draft([], [], []), []
+    assert draft.parents is not None
+    assert draft.confidence is not None
+    for _ in range(rng.randrange(most + 1)):
+        parent = rng.randrange(-1, len(draft))
+        depth, path = 0, parent
+        while path >= 0:
+            depth, path = depth + 1, draft.parents[path]
+        known = (parent < 0 or good[parent]) and depth < len(right)
+        token = right[depth] if known and rng.random() < 0.7 else rng.randrange(50)
+        if (parent, token) not in zip(draft.parents, draft.tokens, strict=True):
+            draft.tokens.append(token)
+            draft.parents.append(parent)
+            draft.confidence.append(rng.random())
+            good.append(known and token == right[depth])
+    return draft
+
+
+class Grower(Guesser):
+    """A host drafter of trees."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, 0.7)
+        self.caps = SpeculatorCaps(place="host", max_drafts=7, topology="tree", confidence="own")
+
+    def propose(self, id: str, limit: int) -> Draft:
+        return grow(self._tokens[id], self._groups, self._random).cut(limit)
+
+
+def drafting(kind: str, groups: Any, length: str = "fixed") -> dict[str, Any]:
     """Of a `Harness`."""
-    if kind == "host":
-        return {"speculator": Guesser(groups, 0.7)}
     rng = random.Random(3)
-    draft = {"draft": lambda context: guess(context, groups, 0.7, rng), "device_drafts": 3}
-    return draft if kind == "device" else {}
+    made: dict[str, dict[str, Any]] = {
+        "none": {},
+        "host": {"speculator": Guesser(groups, 0.7)},
+        "device": {"draft": lambda context: guess(context, groups, 0.7, rng), "device_drafts": 3},
+        "host tree": {"speculator": Grower(groups)},
+        "device tree": {"draft": lambda context: grow(context, groups, rng), "device_drafts": 7},
+    }
+    options = {"speculation": SpeculationSpec(length=length)}  # type: ignore[arg-type]
+    return {**made[kind], "drafting": options}
 
 
 class SlowStore:
@@ -300,7 +337,7 @@ def test_what_can_never_run_is_refused() -> None:
     h.run()
 
 
-@pytest.mark.parametrize("drafts", ["none", "host", "device"])
+@pytest.mark.parametrize("drafts", ["none", "host", "device", "device tree"])
 @pytest.mark.parametrize("kinds", [*KINDS, "state", "window", "window+state"])
 @settings(max_examples=25)
 @example(blocks=5, prompt=20, output=12, size=2, depth=2)  # a window leaves no room for all drafts
@@ -513,20 +550,27 @@ def test_a_store_that_fails_is_left_out(method: str) -> None:
 class Scenario:
     """Random traffic over one engine: sessions that extend themselves, with aborts."""
 
-    def __init__(self, seed: int, kinds: str, blocks: int, depth: int, budget: int, extra: str) -> None:
+    def __init__(
+        self,
+        seed: int,
+        kinds: str,
+        blocks: int,
+        depth: int,
+        budget: int,
+        drafter: str = "none",
+        length: str = "fixed",
+        store: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
         groups = toy_groups(kinds)
-        chance = random.Random(seed)
         self.h = Harness(
             fcfs(budget),
             groups=groups,
             blocks=blocks,
             depth=depth,
             slots=self.rng.randint(1, 5),
-            speculator=Guesser(groups, 0.7) if extra == "host" else None,
-            draft=(lambda c: guess(c, groups, 0.7, chance)) if extra == "device" else None,
-            device_drafts=3 if extra == "device" else 0,
-            store=(lambda e: SlowStore(e, 2, 0.2)) if extra == "store" else None,
+            store=(lambda e: SlowStore(e, 2, 0.2)) if store else None,
+            **drafting(drafter, groups, length),
         )
         self.sessions = [prompt_of(self.rng.randint(1, 12), i % 2) for i in range(4)]
         self.live: dict[str, tuple[int, list[int]]] = {}
@@ -566,7 +610,34 @@ class Scenario:
     blocks=st.integers(22, 60),
     depth=st.integers(1, 3),
     budget=st.integers(1, 24),
-    extra=st.sampled_from(["", "host", "device", "store"]),
+    drafter=st.sampled_from(["none", "host", "device", "host tree", "device tree"]),
+    length=st.sampled_from(["fixed", "confidence", "budget"]),
+    store=st.booleans(),
 )
-def test_random_traffic(seed: int, kinds: str, blocks: int, depth: int, budget: int, extra: str) -> None:
-    Scenario(seed, kinds, blocks, depth, budget, extra).run(40)
+def test_random_traffic(
+    seed: int, kinds: str, blocks: int, depth: int, budget: int, drafter: str, length: str, store: bool
+) -> None:
+    Scenario(seed, kinds, blocks, depth, budget, drafter, length, store).run(40)
+
+
+@pytest.mark.parametrize("drafter", ["host", "device", "host tree", "device tree"])
+@pytest.mark.parametrize("size", [1, 4, 16, 32])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_cached_tokens_are_those_without_drafts(kinds: str, size: int, drafter: str) -> None:
+    """Over three turns of sessions that share a beginning: drafts take no block from the next turn."""
+    groups = toy_groups(kinds, size, every=max(8, size))
+    found = {}
+    for kind in ("none", drafter):
+        h = Harness(fcfs(), groups=groups, blocks=1024 // size, **drafting(kind, groups))
+        prompts = [prompt_of(30) + prompt_of(9, i) for i in range(3)]
+        for turn in range(3):
+            for i, prompt in enumerate(prompts):
+                h.submit(f"{turn}/{i}", prompt, 13 + i)
+            h.run()
+            for i, prompt in enumerate(prompts):
+                h.expect(f"{turn}/{i}", prompt)
+                prompts[i] = prompt + h.tokens[f"{turn}/{i}"] + prompt_of(5, 10 * turn + i)
+        found[kind] = h.cached
+        assert (h.engine.stats().accepted > 0) is (kind != "none")
+    assert found[drafter] == found["none"]
+    assert all(found[drafter][f"2/{i}"] > 40 for i in range(3))
