@@ -71,10 +71,11 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RemoteSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pool whose workers others run: in a file a [[pool]] with an `engine`, and nothing else."""
+    """A pool whose workers others run: in a file a [[pool]] with an `engine`."""
 
     engine: Selection
     name: str = "main"
+    devices: int = 1  # accelerators of each worker, by which throughput is divided
 
 
 class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,7 +197,7 @@ def _apart(pools: list[Any]) -> tuple[list[Any], tuple[RemoteSpec, ...]]:
         path = f"pool[{i}]"
         for key in pool:
             if key in PoolSpec.__struct_fields__ and key not in RemoteSpec.__struct_fields__:
-                text = "says something of workers, and this pool's are an engine's; valid: name, engine"
+                text = "says something of workers, which are an engine's here; valid: name, engine, devices"
                 raise DeploymentError(f"{path}.{key}: {text}", field=f"{path}.{key}")
         remote.append(decode(_with_selections(pool, REMOTE_KINDS, path), RemoteSpec, path))
     return own, tuple(remote)
@@ -241,6 +242,7 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         if not remote.name or names.count(remote.name) > 1:
             text = f"a pool of an engine is named {remote.name!r}; valid: a name that no other pool has"
             yield "pool", text
+        yield from _below(f"pool {remote.name!r}", {"devices": remote.devices}, 1)
     for i, pool in enumerate(pools):
         path = f"pool[{i}]"
         ones = {key: getattr(pool, key) for key in ("count", "devices", "threads", "slots")}

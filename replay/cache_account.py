@@ -38,8 +38,10 @@ class _Pending(msgspec.Struct, gc=False):
 class CacheAccount:
     """Feed it each turn when it is sent and settle when one has ended."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, outputs: bool = True) -> None:
+        """`outputs`: whether what is generated is what was recorded, so that later prompts find it."""
         self.block_tokens = block_tokens
+        self._outputs = outputs
         self.prompt_tokens = 0  # of settled turns whose cached tokens are known
         self.ideal = 0  # whole blocks that an infinite cache would have had
         self.achieved = 0
@@ -85,7 +87,8 @@ class CacheAccount:
         for tree in (everywhere, here):
             if tree:
                 end = tree.insert(turn.prompt, record.sent)
-                tree.insert(turn.output, record.last, end)
+                if self._outputs:
+                    tree.insert(turn.output, record.last, end)
         if record.cached < 0:
             return
         blocks = whole_blocks(shared, len(turn.prompt), self.block_tokens)

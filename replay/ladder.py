@@ -114,6 +114,12 @@ def climb(
     Raises:
         BienError: a cap or option is wrong (before anything runs), or a rung failed.
     """
+    for remote in deployment.remote:
+        raise UserError(
+            f"--ladder sets how many requests a worker runs at a time, and those of pool {remote.name!r} are "
+            "others' servers, which say that themselves; valid: pools without an engine, or --concurrency",
+            field="ladder",
+        )
     outputs = ladder_outputs(json, caps)
     workers = sum(pool.count for pool in deployment.pool)
     rungs = []

@@ -68,7 +68,8 @@ async def replay(plan: Plan, display: Display) -> tuple[Result, bool]:
     async with _target(plan, clock, display) as (target, stack, block_tokens):
         totals = survey.totals(target.info.max_context)
         trace = open_paths(plan.traces, manager)
-        driver = Driver(target, clock, trace.sessions(), plan.options, CacheAccount(block_tokens))
+        account = CacheAccount(block_tokens, outputs=target.info.forces_tokens)
+        driver = Driver(target, clock, trace.sessions(), plan.options, account)
         load = WorkerLoad(clock, lambda: _busy(target))
         cost = ClientCost(clock)
         interrupted, failure = await _drive(
@@ -159,7 +160,7 @@ async def _target(
         up = stack.up
         display.note(f"serving {up.model} at {up.url} with {counted(len(up.workers), 'worker')}")
         try:
-            yield target, stack, up.workers[0].block_tokens
+            yield target, stack, max(w.cached_in or w.block_tokens for w in up.workers)
         finally:
             await target.close()
     finally:
@@ -168,7 +169,8 @@ async def _target(
 
 async def _reach(stack: StackProcess, clock: WallClock, seed: int) -> HttpTarget:
     up = stack.up
-    vocabulary = min(w.vocab_size for w in up.workers)
+    # Others' servers do not say; what our gateway takes then, its card says.
+    vocabulary = min((w.vocab_size for w in up.workers if w.vocab_size), default=None)
     try:
         return await HttpTarget.connect(
             up.url, clock, seed=seed, vocab_size=vocabulary, accelerators=up.accelerators

@@ -41,11 +41,19 @@ WARM_SECONDS = 10.0  # that the index gets to learn what running workers hold, b
 class Stack:
     """Made by `start`; `close` stops everything that it started, whatever state it is in."""
 
-    def __init__(self, composition: Composition, gateway: Gateway, server: Server, name: str) -> None:
+    def __init__(
+        self,
+        composition: Composition,
+        gateway: Gateway,
+        server: Server,
+        name: str,
+        engines: RemoteFleet | None = None,
+    ) -> None:
         self.composition = composition
         self.gateway = gateway
         self.server = server
         self.model_name = name
+        self._engines = engines
         self._open = AsyncExitStack()
 
     @classmethod
@@ -93,6 +101,7 @@ class Stack:
                 name,
                 max_context=gateway.max_context,
                 vocab_size=max(client.info.vocab_size for client in clients),
+                refuses={field for client in clients for field in client.info.refuses},
                 registry=registry,
                 health=lambda: _health(composition, index, engines, gateway),
             )
@@ -100,7 +109,7 @@ class Stack:
             opened.push_async_callback(server.close)
             watch(gateway)
             engines.watch(gateway)
-            stack = cls(composition, gateway, server, name)
+            stack = cls(composition, gateway, server, name, engines)
             stack._open = opened.pop_all()
         return stack
 
@@ -115,7 +124,11 @@ class Stack:
 
     @property
     def accelerators(self) -> int:
-        return sum(p.spec.count * p.spec.devices for p in self.composition.pools)
+        """Of the deployment; of others' servers as many as their pools say."""
+        own = sum(p.spec.count * p.spec.devices for p in self.composition.pools)
+        sizes = self._engines.sizes if self._engines is not None else ()
+        remote = zip(self.composition.deployment.remote, sizes, strict=True)
+        return own + sum(spec.devices * workers for spec, workers in remote)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests (503 with Retry-After, and so does /ready) and wait for those under way, at

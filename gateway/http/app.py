@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -42,6 +42,7 @@ def make_app(
     *,
     max_context: int,
     vocab_size: int | None = None,
+    refuses: Iterable[str] = (),
     registry: CollectorRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     epoch: Callable[[], float] | None = None,
@@ -49,15 +50,17 @@ def make_app(
 ) -> web.Application:
     """The application of one gateway and one model.
 
-    `max_context` and `vocab_size` (None: the tokenizer's) limit requests; `registry` is what /metrics
-    shows; `epoch` gives seconds since 1970; `health` what /health says beside its status.
+    `max_context` and `vocab_size` (None: the tokenizer's) limit requests; `refuses`: fields of them that a
+    worker cannot serve; `registry` is what /metrics shows; `epoch` gives seconds since 1970; `health` what
+    /health says beside its status.
     """
     epoch = epoch or WallClock().epoch
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_frame])
+    prompts = Prompts(text, max_context=max_context, vocab_size=vocab_size)
     app[SERVED] = Served(
         gateway=gateway,
-        prompts=Prompts(text, max_context=max_context, vocab_size=vocab_size),
-        models=Models(model_name, int(epoch()), max_context),
+        prompts=prompts,
+        models=Models(model_name, int(epoch()), max_context, prompts.vocab_size, refuses),
         metrics=HttpMetrics(registry or CollectorRegistry()),
         epoch=epoch,
         health=health,

@@ -36,7 +36,7 @@ class Progress:
         self._given = 0  # those that were not
         self._text = text
         self._silent = silent
-        self.cached = 0  # tokens of the prompt
+        self.cached = -1  # tokens of the prompt; -1: not known
         self.finish: str | None = None  # "stop" or "length", once nothing more is needed
         self.speculation: Speculation | None = None  # once the engine's last output came
 

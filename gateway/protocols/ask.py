@@ -73,12 +73,14 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: CachedTokens | None  # None: a remote engine does not say, or not yet
     completion_tokens_details: ReasoningTokens = ReasoningTokens()
 
     @classmethod
     def of(cls, prompt: int, completion: int, cached: int) -> Usage:
-        return cls(prompt, completion, prompt + completion, CachedTokens(max(0, cached)))
+        """`cached`: -1 where it is not known."""
+        details = CachedTokens(cached) if cached >= 0 else None
+        return cls(prompt, completion, prompt + completion, details)
 
 
 class Speculation(msgspec.Struct):

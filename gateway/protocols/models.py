@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bien.core.errors import UserError
 
 
@@ -13,7 +15,10 @@ class ModelNotFound(UserError):
 class Models:
     """The one model of a gateway, as OpenAI's model objects."""
 
-    def __init__(self, name: str, created: int, max_context: int) -> None:
+    def __init__(
+        self, name: str, created: int, max_context: int, vocab_size: int = 0, refuses: Iterable[str] = ()
+    ) -> None:
+        """`vocab_size` (0: not said) and `refuses`, fields that requests may not use, are ours alone."""
         self.name = name
         self._object: dict[str, object] = {
             "id": name,
@@ -22,6 +27,10 @@ class Models:
             "owned_by": "bien",
             "max_model_len": max_context,
         }
+        if vocab_size:
+            self._object["vocab_size"] = vocab_size
+        if refused := sorted(refuses):
+            self._object["refuses"] = refused
 
     def check(self, name: str, field: str | None = "model") -> None:
         if name != self.name:

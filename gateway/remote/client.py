@@ -70,6 +70,7 @@ class RemoteClient:
             snapshot_tokens=(0,) * len(endpoint.groups),
             tiers=("device", "host", "disk") if source is not None else ("device",),
             cached_in=(readings.block_tokens or 0) if whole else 0,
+            refuses=dialect.refuses,
         )
         return cls(info, name, server, clock, watch, source)
 

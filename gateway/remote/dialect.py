@@ -73,6 +73,13 @@ class Dialect:
     token_ids = False  # whether it takes `return_token_ids`
     top_k_off = 0  # what says "any token" there
 
+    @property
+    def refuses(self) -> tuple[str, ...]:
+        """Fields of our API that requests may not use here."""
+        always = ("trace_decode_token_ids", "logprobs", "prompt_logprobs")
+        ids = () if self.token_ids else ("return_token_ids",)
+        return (*always, *ids, *(() if self.extensions else _EXTENSIONS))
+
     def headers(self, rank: int | None) -> dict[str, str]:
         """`rank`: None where the server has one only."""
         return {}

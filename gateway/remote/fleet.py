@@ -57,6 +57,11 @@ class RemoteFleet:
     def alarms(self) -> dict[str, dict[str, str]]:
         return {id: found for engine in self._engines for id, found in engine.alarms.items()}
 
+    @property
+    def sizes(self) -> list[int]:
+        """Workers of each engine, there or not."""
+        return [len(engine.ids) for engine in self._engines]
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -5,8 +5,8 @@ class TestMine(EngineSuite):
         return RemoteEngine(endpoints(ctx, [url], ...), MyDialect(), ctx)
 
 By itself the upstream is an OpenAI-compatible server (`StandIn`) with vLLM's events over ZeroMQ; `server`
-gives another one. Say in `build` that health is looked at each 0.02 s, that a look may take 0.1 s and an answer be
-silent for 0.4 s, and that alarms are due after 0.05 s, as far as your engine has such options.
+gives another one. Say in `build` that health is looked at each 0.02 s, that a look may take 0.1 s and an
+answer be silent for 0.4 s, and that alarms are due after 0.05 s, as far as your engine has such options.
 """
 
 from __future__ import annotations

@@ -133,11 +133,10 @@ class AnswerTests(EngineTests):
             assert (await rig.answered(rig.ask()))[-1].finish == "length", "a refusal is no death"
 
     async def test_an_error_in_the_stream_is_passed_on(self) -> None:
-        for after in (0, 2):
-            server = self.server()
-            said = json.dumps({"error": {"message": "out of the moon", "code": 500}})
-            server.says_at = after, f"data: {said}\n\ndata: [DONE]\n\n".encode()
-            async with self.opened(server) as rig:
+        said = json.dumps({"error": {"message": "out of the moon", "code": 500}})
+        async with self.opened() as rig:
+            for after in (0, 2):
+                rig.server.says_at = after, f"data: {said}\n\ndata: [DONE]\n\n".encode()
                 got = await rig.answered(rig.ask())
                 self._failed(got, "out of the moon")
                 assert len(text_of(got)) == after
@@ -154,21 +153,19 @@ class AnswerTests(EngineTests):
             await self._settled(rig)
 
     async def test_an_end_without_a_finish_is_an_error(self) -> None:
-        for said in (b"data: [DONE]\n\n", b""):
-            server = self.server()
-            server.says_at = 2, said
-            async with self.opened(server) as rig:
+        async with self.opened() as rig:
+            for said in (b"data: [DONE]\n\n", b""):
+                rig.server.says_at = 2, said
                 self._failed(await rig.answered(rig.ask()), "")
 
     async def test_garbage_is_an_error(self) -> None:
-        for said in GARBAGE:
-            server = self.server()
-            server.says_at = 1, said
-            async with self.opened(server) as rig:
+        async with self.opened() as rig:
+            for said in GARBAGE:
+                rig.server.says_at = 1, said
                 got = await rig.answered(rig.ask())
                 self._failed(got, "")
                 assert text_of(got) == [120]
-                server.says_at = None
+                rig.server.says_at = None
                 assert (await rig.answered(rig.ask()))[-1].finish == "length", "one bad answer is no death"
 
     async def test_an_answer_that_hangs_ends(self) -> None:

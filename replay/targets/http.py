@@ -1,7 +1,8 @@
 """A live target: an OpenAI-style server over HTTP, prompts as token ids, answers as an event stream.
 
-bien's own gateway gets ids as base64 and the recorded continuation forced; other servers get `prompt` as
-a list of ids, `max_tokens` and `ignore_eos`, which vLLM and SGLang take.
+bien's own gateway gets ids as base64 and the recorded continuation forced, except where the workers behind it
+are others' servers; these get `prompt` as a list of ids, `max_tokens` and `ignore_eos`, which vLLM and SGLang
+take, behind our gateway as without it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bien.traces.materialize import Materializer
 READ_BUFFER = 1 << 20  # a small one stalls long streams
 FOREIGN_VOCABULARY = 32000  # when a server does not say: smaller than those of current models
 WORKER_HEADER = "x-bien-worker"
+FORCED = "trace_decode_token_ids"
 PREDICTED_HEADER = "x-bien-predicted-cached-tokens"
 
 
@@ -31,6 +33,7 @@ class _Model(msgspec.Struct):
     owned_by: str = ""
     max_model_len: int | None = None
     vocab_size: int | None = None
+    refuses: tuple[str, ...] = ()  # bien's: fields that a request may not have, because of who serves it
 
 
 class _Models(msgspec.Struct):
@@ -51,21 +54,25 @@ class HttpTarget:
     ) -> None:
         self.info = info
         self.ours = model.owned_by == "bien"
+        self._refuses = model.refuses
         self._session = session
         self._url = url + "/v1/completions"
         self._clock = clock
         self._materializer = materializer
-        self._head = msgspec.json.encode(
-            {
-                "model": model.id,
-                "stream": True,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream_options": {"include_usage": True}
-                if self.ours
-                else {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )[:-1]
+        head: dict[str, object] = {
+            "model": model.id,
+            "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream_options": {"include_usage": True}
+            if self.ours
+            else {"include_usage": True, "continuous_usage_stats": True},
+        }
+        if self.ours:
+            head["return_token_ids"] = True
+        for field in model.refuses:
+            head.pop(field, None)
+        self._head = msgspec.json.encode(head)[:-1]
 
     @classmethod
     async def connect(
@@ -100,7 +107,8 @@ class HttpTarget:
         except BaseException:
             await session.close()
             raise
-        info = TargetInfo(model.id, model.max_model_len, accelerators, model.owned_by == "bien")
+        forces = model.owned_by == "bien" and FORCED not in model.refuses
+        info = TargetInfo(model.id, model.max_model_len, accelerators, forces)
         vocabulary = vocab_size or model.vocab_size or FOREIGN_VOCABULARY
         return cls(session, url, model, clock, Materializer(vocabulary, seed), info)
 
@@ -154,17 +162,16 @@ class HttpTarget:
         if not self.ours:
             ids = msgspec.json.encode(prompt.ids().tolist())
             return b'%b,"max_tokens":%d,"prompt":%b}' % (self._head, len(request.output), ids)
-        forced = self._materializer.tokens(request.output, request.scope)
-        return (
-            b'%b,"max_tokens":%d,"return_token_ids":true,"session_id":%b,"prompt_token_ids_b64":"%b",'
-            b'"trace_decode_token_ids_b64":"%b"}'
-        ) % (
+        body = b'%b,"max_tokens":%d,"session_id":%b,"prompt_token_ids_b64":"%b"' % (
             self._head,
             len(request.output),
             msgspec.json.encode(request.session[:256]),
             base64.b64encode(prompt.packed),
-            base64.b64encode(forced.packed),
         )
+        if not self.info.forces_tokens:
+            return body + b"}"
+        forced = self._materializer.tokens(request.output, request.scope)
+        return b'%b,"trace_decode_token_ids_b64":"%b"}' % (body, base64.b64encode(forced.packed))
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> _Model:

@@ -76,3 +76,12 @@ def test_a_forgotten_scope_takes_no_memory() -> None:
     end(account, record, 1, "w0", 0)
     assert account.prompt_tokens == 100
     assert account._trees == {} and account._over == set()
+
+
+def test_answers_that_are_not_the_recorded_ones_are_in_no_cache() -> None:
+    """A server that is not told its output writes its own."""
+    for outputs, ideal in ((True, 160), (False, 96)):
+        account = CacheAccount(16, outputs)
+        end(account, send(account, 0, [(0, 96)], output=64), 1, "w0", 0)
+        end(account, send(account, 2, [(0, 160), (1000, 1)]), 3, "w0", 0)
+        assert account.ideal == ideal
