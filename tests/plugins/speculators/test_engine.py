@@ -1,0 +1,155 @@
+"""Drafters with a network in an engine: the text is the target's own, and so is what the cache gives."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bien.core.api import Context, SamplingParams, SpeculationSpec
+from bien.core.architectures.registry import read_architecture
+from bien.core.executors.make import make_executor
+from bien.core.testing.torch_harness import TorchHarness
+from bien.core.testing.toy import toy_config, write_toy
+from bien.plugins.parallel.single import Single
+from bien.plugins.quantizers.none import NoQuantizer
+from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.speculators import draft_model, eagle3, mtp
+from tests.core.executors.latent_models import INDEXER, SHAPE
+from tests.plugins.speculators.folders import eagle3_config, eagle3_tensors, write, write_predicting
+
+SPOKEN = [40, 90, 111]  # what the targets mostly say: random drafts are often right
+DRAFTERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "eagle3": ("llama", eagle3, {"max_drafts": 3}),
+    "eagle3 sampled": ("llama", eagle3, {"max_drafts": 3, "sampled": True}),
+    "eagle3 tree": ("llama", eagle3, {"max_drafts": 6, "topology": "tree", "depth": 3, "top_k": 3}),
+    "mtp": ("glm4_moe", mtp, {"max_drafts": 3}),
+    "mtp of latents": ("glm_moe_dsa", mtp, {"max_drafts": 2, "sampled": True}),
+    "draft-model": ("llama", draft_model, {"max_drafts": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home, made = tmp_path_factory.mktemp("models"), {}
+    made["llama"] = write_toy(home / "llama", num_hidden_layers=6, tie_word_embeddings=False)
+    made["small"] = write_toy(home / "small", num_hidden_layers=6, tie_word_embeddings=False)
+    made["glm4_moe"] = write_predicting(home / "glm", toy_config("glm4_moe", num_hidden_layers=2))
+    latent = {"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_nextn_predict_layers": 2}
+    made["glm_moe_dsa"] = write_predicting(
+        home / "latent", {**latent, **SHAPE, **INDEXER, "num_hidden_layers": 2}
+    )
+    for name, folder in made.items():
+        tensors = load_file(folder / "model.safetensors")
+        if name == "small":  # the target, a little spoilt
+            torch.manual_seed(0)
+            tensors = {n: t + 0.1 * t.std() * torch.randn_like(t) for n, t in tensors.items()}
+        said = torch.zeros(288, 1)
+        said[SPOKEN] = 6
+        tensors["lm_head.weight"] *= said
+        save_file(tensors, folder / "model.safetensors")
+    config = eagle3_config("safeailab", draft_vocab_size=len(SPOKEN))
+    tensors = eagle3_tensors("safeailab", config)
+    tensors["d2t"] = torch.tensor(SPOKEN) - torch.arange(len(SPOKEN))
+    tensors["t2d"] = torch.zeros(288, dtype=torch.bool)
+    tensors["t2d"][SPOKEN] = True
+    made["eagle3"] = write(home / "eagle3", config, tensors)
+    return made
+
+
+def harness(
+    folders: dict[str, Path],
+    name: str,
+    drafts: bool = True,
+    budget: int = 512,
+    spec: SpeculationSpec | None = None,
+    **options: Any,
+) -> TorchHarness:
+    kind, module, parameters = DRAFTERS[name]
+    folder, drafter = folders[kind], None
+    architecture = read_architecture(folder, 8, "float64", 256)
+    if drafts:
+        (provider,) = module.bien_providers()
+        own = {eagle3: {"path": str(folders["eagle3"])}, draft_model: {"model": str(folders["small"])}}
+        config = provider.config_type(**parameters, **own.get(module, {}))
+        drafter = provider.factory(config, Context(architecture=architecture))
+    parts = {"quantizer": NoQuantizer(), "parallel": Single(), "speculator": drafter}
+    context = Context(architecture=architecture, dtype="float64", parts=parts)
+    context.speculation = spec or SpeculationSpec()
+    executor = make_executor(context)
+    scheduler = Fcfs(FcfsConfig(token_budget=budget))
+    return TorchHarness(folder, scheduler, parts, executor=executor, **options)
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 259) for _ in range(length)]
+
+
+def turns(h: TorchHarness, temperature: float) -> Found:
+    """Three prompts at once, then a second turn of each over its cached prefix."""
+
+    def sampling(tokens: int, seed: int) -> SamplingParams:
+        return SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed, ignore_eos=True)
+
+    for i, n in enumerate((41, 6, 27)):
+        h.submit(f"r{i}", text(i, n), sampling=sampling(17 + i, i))
+    h.run()
+    first = {id: list(tokens) for id, tokens in h.tokens.items()}
+    for i, n in enumerate((41, 6, 27)):
+        h.submit(f"s{i}", text(i, n) + first[f"r{i}"] + text(9, 5), sampling=sampling(12, 20 + i))
+    h.run()
+    return h.tokens, h.cached
+
+
+Found = tuple[dict[str, list[int]], dict[str, int]]
+_plain: dict[tuple[Any, ...], Found] = {}  # what targets say without drafts
+
+
+def plain(folders: dict[str, Path], name: str, temperature: float, budget: int, blocks: int) -> Found:
+    key = (DRAFTERS[name][0], temperature, budget, blocks)
+    if key not in _plain:
+        _plain[key] = turns(harness(folders, name, False, budget, blocks=blocks), temperature)
+    return _plain[key]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_text_and_cached_tokens_are_those_without_drafts(folders: dict[str, Path], name: str) -> None:
+    for temperature, budget, blocks in ((0.0, 19, 64), (1.0, 512, 64), (1.0, 512, 13)):
+        h = harness(folders, name, True, budget, blocks=blocks)
+        found, want = turns(h, temperature), plain(folders, name, temperature, budget, blocks)
+        stats = h.engine.stats()
+        assert found[0] == want[0], f"at temperature {temperature}, {blocks} blocks"
+        assert stats.drafted > stats.accepted > 5
+        if blocks == 64:  # preemptions come at other times with drafts
+            assert found[1] == want[1]
+            assert max(found[1].values()) > 40
+        else:
+            assert stats.preemptions > 0
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+@pytest.mark.parametrize("name", ["eagle3 sampled", "mtp of latents", "draft-model", "eagle3 tree"])
+def test_drafts_are_tested_against_their_law(folders: dict[str, Path], name: str, verification: Any) -> None:
+    spec = SpeculationSpec(verification=verification)
+    h = harness(folders, name, spec=spec)
+    found, cached = turns(h, 1.0)
+    assert {len(found[f"r{i}"]) - 17 - i for i in range(3)} == {0}
+    assert {t for tokens in found.values() for t in tokens} <= set(range(288))
+    assert max(cached.values()) > 40
+    stats = h.engine.stats()
+    assert stats.drafted > stats.accepted > 5
+
+
+def test_a_model_drafts_all_of_its_own_text(folders: dict[str, Path]) -> None:
+    """The target as its own drafter: every draft is taken, greedy or drawn with shared noise."""
+    folders = {**folders, "small": folders["llama"]}
+    for temperature in (0.0, 1.0):
+        h = harness(folders, "draft-model")
+        turns(h, temperature)
+        stats = h.engine.stats()
+        assert stats.accepted == stats.drafted > 50
