@@ -13,7 +13,7 @@ from bien.core.errors import PluginFault
 from bien.core.executors.rows import Rows
 from bien.core.executors.slots import Slots
 from bien.core.guarded import Guard, StrictGuard
-from bien.core.plan import F32, I32
+from bien.core.plan import F32, I32, ExecutorPlan
 from bien.core.sampling.rejection import Law
 from bien.core.speculation.drawer import RoundDrawer
 from bien.core.speculation.options import SpeculationSpec
@@ -53,6 +53,19 @@ class Drafting:
             # The drafter writes its KV at the last known position and behind it: only where blocks are.
             limits[i] = max(0, min([int(limits[i]), *(state.room(g, slot) + 1 for g in self.groups)]))
         return limits.astype(np.int32)
+
+    def forget(self, slots: I32) -> None:
+        """Their sequences have left."""
+        for slot in slots.tolist():
+            self.laws.pop(slot, None)
+
+    def tested(self, plan: ExecutorPlan) -> dict[int, list[Law]]:
+        """Laws of the plan's drafts, where they are sampled and tested against them."""
+        if not self.laws or not plan.device_drafts:
+            return {}
+        given = np.zeros_like(plan.drafts) if not len(plan.hosted) else plan.hosted
+        own = plan.slots[(plan.drafts > 0) & (given == 0)].tolist()
+        return {slot: self.laws[slot] for slot in own if slot in self.laws}
 
     def propose(self, state: Slots, rows: Rows, limits: I32, vocab: int) -> Proposal | None:
         """Of the sequences of `rows`, each at its last token, at most limits[i] >= 1 drafts."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bien.core.errors import PluginFault
+from bien.core.executors.trees import Tree, TreeRows, tree_positions
 from bien.core.kv.groups import GroupKind
 from bien.core.plan import I32
 
@@ -65,6 +66,14 @@ class GroupRows:
         block, offset = np.divmod(position, size)
         return self.table[row, block].astype(np.int64) * size + offset
 
+    def only(self, members: I64) -> GroupRows:
+        """The same of some of the sequences."""
+        counts = self.counts[members]
+        offsets = np.zeros(len(members) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        table, starts = self.table[members], self.starts[members]
+        return GroupRows(self.pool, table, starts, counts, offsets, self.device, self.skip)
+
     def blank(self, out: Tensor) -> None:
         """Zeros for the tokens before `skip`, which see nothing: out [N, ...]."""
         early = self.plans.get("early")
@@ -99,9 +108,11 @@ class Rows:
         layers: Places | None = None,
         ids: Tensor | None = None,
         skip: int = 0,
+        trees: dict[int, Tree] | None = None,
     ) -> None:
         """`tables[g]` is the executor's [slots, blocks] block table of group g; `layers` says where a layer's
-        entries are, by default the target model's layers'. `ids`: token ids [N] of the rows."""
+        entries are, by default the target model's layers'. `ids`: token ids [N] of the rows. `trees`: by
+        sequence, of those whose drafts are no chain."""
         self.pools, self.tables, self.kernels, self.device = pools, tables, kernels, device
         self.slots, self.starts, self.counts = slots, starts, counts
         self.drafts = drafts  # [S] how many of a sequence's last tokens are drafts
@@ -109,7 +120,10 @@ class Rows:
         self.offsets: I64 = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=self.offsets[1:])
         self.tokens = int(self.offsets[-1])  # N
-        self.host_positions = flat_positions(starts, counts, self.offsets)
+        self.host_places = flat_positions(starts, counts, self.offsets)  # [N] where tokens and entries lie
+        self.trees = trees or {}
+        # [N] what a token's position is: nodes of trees are where they would be if they were taken.
+        self.host_positions = tree_positions(self) if trees else self.host_places
         self.positions = torch.from_numpy(self.host_positions).to(device)  # [N] int64
         self.shared: dict[Any, Any] = {}  # what layers derive once per step (rotary angles)
         self.kept: dict[int, Tensor] = {}  # STATE group -> [layers, sum(keep), width], when drafts run
@@ -158,6 +172,11 @@ class Rows:
         of each head a score beside those of positions, which takes its share and has no value."""
         group, index = self.layers[layer, ""]
         rows = self.group(group)
+        if self.trees:
+            found: TreeRows | None = self.shared.get(("trees", group))
+            if found is None:
+                found = self.shared["trees", group] = TreeRows(self, rows)
+            return found.attend(self.kernels, query, index, scale, sinks)
         return self.kernels.paged_attention(query, rows, index, scale, sinks)
 
     def attend_block(

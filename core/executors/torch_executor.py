@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bien.core.clock import Clock
@@ -17,16 +15,18 @@ from bien.core.executors.drafting import Drafting, Proposal, confirmed_rows
 from bien.core.executors.pools import Pool, PoolIO, available_bytes
 from bien.core.executors.rows import Rows
 from bien.core.executors.slots import Slots
+from bien.core.executors.trees import paths_of, trees_of
+from bien.core.executors.verification import Judged, Verification, draft_tokens, yielding
 from bien.core.kernels.base import Kernels
 from bien.core.kv.groups import GroupKind, KVGroup
 from bien.core.logprobs import TokenLogprobs
 from bien.core.models.registry import CausalModel
 from bien.core.plan import I32, ExecutorPlan, StateCopy, StepResult
 from bien.core.sampling.logprobs import sliced_logprobs, token_logprobs
-from bien.core.sampling.sampler import sample_rows
-from bien.core.sampling.verify import verify_rows
 from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import DeviceSpeculator, DrafterParts
+
+MAX_HOSTED = 64  # drafts of a row that come from the host, at most
 
 
 @dataclass(slots=True)
@@ -89,13 +89,15 @@ class TorchExecutor:
             )
         self.pools = tuple(Pool.allocate(g, n, self.device) for g, n in zip(self.groups, blocks, strict=True))
         self.io = PoolIO(self.pools)
-        drafts = self.drafter.caps.max_drafts if self.drafter else 64
+        drafts = max(self.drafter.caps.max_drafts if self.drafter else 0, MAX_HOSTED)
         self.slots = Slots(self.groups, slots, max_context + drafts + 2)
 
     @torch.inference_mode()
     def forward(self, plan: ExecutorPlan) -> Step:
         began = self._clock.time()
         self.slots.apply(plan)
+        if self._drafting is not None:
+            self._drafting.forget(plan.released)
         for copy in plan.restores:
             self._restore(copy)
         rows = Rows(
@@ -107,13 +109,16 @@ class TorchExecutor:
             plan.drafts,
             self.kernels,
             self.device,
+            trees=trees_of(plan),
         )
+        if self.speculation.acceptance and self.slots.forced:
+            self._record(plan, rows)
         slot = plan.slots if rows.tokens == plan.rows else np.repeat(plan.slots, plan.counts)
-        tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_positions]).to(self.device)
+        tokens = torch.from_numpy(self.slots.tokens[slot, rows.host_places]).to(self.device)
         rows.ids = tokens
         hidden, taps = self.model.forward(tokens, rows, self._taps)
         scores = self._prompt_logprobs(plan, rows, hidden) if self.slots.prompt_logprobs else None
-        wanted = _yielding(plan, rows)
+        wanted = yielding(plan, rows)
         if len(wanted) != rows.tokens:
             hidden = hidden.index_select(0, torch.from_numpy(wanted).to(self.device))
         logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
@@ -155,21 +160,28 @@ class TorchExecutor:
         self, handle: Step, masks: Tensor | None = None
     ) -> tuple[I32, I32, dict[int, TokenLogprobs] | None]:
         """(accepted, tokens, logprobs) of a `StepResult`: reads the logits, changes nothing."""
-        accepted, tokens = self._verify(handle, masks)
-        logprobs = self._logprobs(handle, accepted, tokens) if self.slots.logprobs else None
-        return accepted, tokens, logprobs
+        plan, rows = handle.plan, handle.rows
+        if not len(handle.logits):
+            return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32), None
+        laws = {} if self._drafting is None else self._drafting.tested(plan)
+        verification = Verification(plan, rows, handle.logits, self.slots, self.speculation, laws)
+        found = verification.judge(masks)
+        logprobs = self._logprobs(handle, found) if self.slots.logprobs else None
+        return found.accepted, found.tokens, logprobs
 
     @torch.inference_mode()
     def commit(self, handle: Step, accepted: I32, tokens: I32) -> None:
         """Take over what a step yielded: tokens, settled states, snapshots, what the drafter absorbs."""
-        plan, rows = handle.plan, handle.rows
+        plan, rows, taps = handle.plan, handle.rows, handle.taps
+        if rows.trees:
+            rows, taps = self._straightened(handle, accepted, tokens)
         self.slots.extend(plan.slots, accepted, tokens)
         self._settle(plan, rows, accepted)
         for copy in plan.snapshots:
             self._snapshot(copy, plan, rows, accepted)
         if self._drafting is not None:
             confirmed = confirmed_rows(plan.counts, plan.drafts, accepted)
-            self._drafting.absorb(rows, handle.taps, confirmed)
+            self._drafting.absorb(rows, taps, confirmed)
 
     @torch.inference_mode()
     def draft(self, plan: ExecutorPlan) -> Proposal | None:
@@ -206,60 +218,65 @@ class TorchExecutor:
             self.drafter.close()
         self.pools, self.io = (), PoolIO(())
 
-    def _verify(self, handle: Step, masks: Tensor | None) -> tuple[I32, I32]:
-        plan, rows, logits = handle.plan, handle.rows, handle.logits
-        if not len(logits):
-            return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32)
-        if masks is not None:
-            logits = logits.masked_fill(~masks, float("-inf"))
-        each = (1 + plan.drafts) * plan.samples
-        slot = np.repeat(plan.slots, each)
-        positions = rows.host_positions[_yielding(plan, rows)] + 1  # of the tokens that are drawn
+    def _record(self, plan: ExecutorPlan, rows: Rows) -> None:
+        # Accepted lengths are drawn: what may be accepted must be the recorded text.
         state = self.slots
-        drawn = sample_rows(
-            self._adjusted(logits, slot, positions),
-            state.seeds[slot],
-            positions - state.prompts[slot],
-            state.temperature[slot],
-            state.top_p[slot],
-            state.top_k[slot],
-            state.min_p[slot],
-            state.choices[slot],
+        for i, (slot, drafts) in enumerate(zip(plan.slots.tolist(), plan.drafts.tolist(), strict=True)):
+            text = state.forced.get(slot)
+            if text is None or not drafts:
+                continue
+            path = rows.trees[i].first_path() if i in rows.trees else list(range(drafts))
+            begin = int(state.lengths[slot])
+            known = text[begin - int(state.prompts[slot]) :][: len(path)]
+            state.tokens[slot, begin + np.array(path[: len(known)], np.int64)] = known
+
+    def _straightened(
+        self, handle: Step, accepted: I32, tokens: I32
+    ) -> tuple[Rows, dict[tuple[int, str], Tensor]]:
+        # The taken path of every tree comes to the front: its entries, and its rows for the drafter.
+        plan, rows, state = handle.plan, handle.rows, self.slots
+        own = draft_tokens(plan, rows, state)
+        order = np.arange(rows.tokens)
+        source: list[int] = []
+        target: list[int] = []
+        for i, path in paths_of(rows.trees, plan, own, accepted, tokens).items():
+            first = int(rows.offsets[i + 1]) - int(plan.drafts[i])
+            others = sorted(set(range(int(plan.drafts[i]))) - set(path))
+            order[first : int(rows.offsets[i + 1])] = first + np.array(path + others)
+            source += [first + node for node in path]
+            target += range(first, first + len(path))
+        if source != target:
+            for g, group in enumerate(self.groups):
+                if group.kind is not GroupKind.DRAFT:
+                    places = rows.group(g).mapping
+                    flat = self.pools[g].data.flatten(1, 2)
+                    flat[:, places[target]] = flat[:, places[source]]
+        moved = torch.from_numpy(order).to(self.device)
+        chains = Rows(
+            self.pools,
+            state.tables,
+            plan.slots,
+            plan.starts,
+            plan.counts,
+            plan.drafts,
+            self.kernels,
+            self.device,
+            ids=rows.ids.index_select(0, moved),
         )
-        drafts = np.zeros(0, np.int32)
-        if plan.drafts.any():
-            # As they were computed, whoever proposed them.
-            row = np.repeat(plan.slots, plan.drafts)
-            ends = (plan.starts + plan.counts).tolist()
-            at = [p for e, n in zip(ends, plan.drafts.tolist(), strict=True) for p in range(e - n, e)]
-            drafts = state.tokens[row, at].astype(np.int32)
-        forced = state.forced_tokens(slot, positions)
-        verdict = verify_rows(drawn.cpu().numpy().astype(np.int32), plan.samples, plan.drafts, drafts, forced)
-        return verdict.accepted, verdict.tokens
+        return chains, {tap: x.index_select(0, moved) for tap, x in handle.taps.items()}
 
-    def _adjusted(self, logits: Tensor, slots: I32, positions: NDArray[np.int64]) -> Tensor:
-        # Behind a known token lie the drafts, so a row's history is right whenever its token is used.
-        state, asking = self.slots, self.slots.adjustments
-        rows = [i for i, slot in enumerate(slots.tolist()) if slot in asking] if asking else []
-        if not rows:
-            return logits
-        wide = logits.dtype in (torch.float32, torch.float64)
-        logits = logits.clone() if wide else logits.float()
-        for i in rows:
-            slot = int(slots[i])
-            history = state.tokens[slot, : int(positions[i])]
-            asking[slot].apply(logits[i], history, int(state.prompts[slot]))
-        return logits
-
-    def _logprobs(self, handle: Step, accepted: I32, tokens: I32) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, handle: Step, found: Judged) -> dict[int, TokenLogprobs]:
         plan, out = handle.plan, {}
         each = (1 + plan.drafts) * plan.samples
-        rows, ends = (np.cumsum(each) - each).tolist(), np.cumsum(accepted).tolist()
-        for i, (slot, gained) in enumerate(zip(plan.slots.tolist(), accepted.tolist(), strict=True)):
+        rows, ends = (np.cumsum(each) - each).tolist(), np.cumsum(found.accepted).tolist()
+        for i, (slot, gained) in enumerate(zip(plan.slots.tolist(), found.accepted.tolist(), strict=True)):
             top = self.slots.logprobs.get(slot)
             if top is not None and gained:
+                own = slice(ends[i] - gained, ends[i])
                 logits = handle.logits[rows[i] : rows[i] + gained]
-                out[i] = token_logprobs(logits, tokens[ends[i] - gained : ends[i]], top)
+                if found.places is not None:
+                    logits = handle.logits[rows[i] + found.places[own].astype(np.int64)]
+                out[i] = token_logprobs(logits, found.tokens[own], top)
         return out
 
     def _prompt_logprobs(self, plan: ExecutorPlan, rows: Rows, hidden: Tensor) -> dict[int, TokenLogprobs]:
@@ -306,13 +323,3 @@ class TorchExecutor:
         elif behind < int(accepted[i]):
             first = int(rows.keep[:i].sum())
             data[:, copy.dst].copy_(rows.kept[copy.group][:, first + behind])
-
-
-def _yielding(plan: ExecutorPlan, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Flat indices of the tokens whose logits are drawn from: the last 1 + drafts of sampling rows."""
-    ends = rows.offsets[1:]
-    if not plan.drafts.any():
-        return ends[plan.samples > 0] - 1
-    each = (1 + plan.drafts) * plan.samples
-    first = np.cumsum(each) - each
-    return np.repeat(ends - each - first, each) + np.arange(int(each.sum()))

@@ -14,6 +14,7 @@ from bien.core.logprobs import TokenLogprobs
 from bien.core.plan import ExecutorPlan, NewSequence, StateCopy, TableUpdate, i32
 from bien.core.providers import Context
 from bien.core.request import SamplingParams, TokenIds
+from bien.core.speculation.options import SpeculationSpec
 from bien.plugins.parallel.single import Single
 from bien.plugins.quantizers.none import NoQuantizer
 
@@ -36,8 +37,11 @@ class Driver:
         **parts: Any,
     ) -> None:
         architecture = read_architecture(folder, block_tokens, dtype)
+        speculation = parts.pop("speculation", SpeculationSpec())
         parts = {"quantizer": NoQuantizer(), "parallel": Single(), **parts}
-        self.executor = make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
+        self.executor = make_executor(
+            Context(architecture=architecture, dtype=dtype, parts=parts, speculation=speculation)
+        )
         self.groups = self.executor.groups
         self.executor.allocate(tuple(blocks for _ in self.groups), slots, max_context)
         self.free = [list(range(blocks, 0, -1)) for _ in self.groups]
@@ -108,11 +112,14 @@ class Driver:
         drafts: dict[int, list[int]] | None = None,
         *,
         device: bool = False,
+        parents: dict[int, list[int]] | None = None,
+        hosted: tuple[int, ...] = (),
         snapshots: list[StateCopy] | None = None,
         masks: Any = None,
     ) -> dict[int, list[int]]:
         """Compute work[slot] known tokens of each slot, then its drafts; the tokens gained per slot. With
-        `device` the drafts are the executor's own, and `drafts` only says how many."""
+        `device` the drafts are the executor's own, and `drafts` only says how many, but for the slots `hosted`.
+        `parents`: of a slot's drafts, where they are a tree."""
         drafts = drafts or {}
         own = {s: drafts.get(s, []) for s in work}
         slots, counts = list(work), [work[s] + len(own[s]) for s in work]
@@ -130,8 +137,12 @@ class Driver:
             tables=[_table(u) for u in self._updates],
             restores=self._restores,
             snapshots=snapshots or [],
-            draft_tokens=i32() if device else i32([t for s in slots for t in own[s]]),
+            draft_tokens=i32([t for s in slots if not device or s in hosted for t in own[s]]),
             device_drafts=device,
+            hosted=i32([len(own[s]) * (s in hosted) for s in slots] if hosted else None),
+            parents=i32(
+                [p for s in slots for p in parents.get(s, range(-1, len(own[s]) - 1))] if parents else None
+            ),
         )
         self._new, self._released, self._restores = [], [], []
         self._updates = [[] for _ in self.groups]
@@ -162,6 +173,7 @@ class Driver:
             self.content[slot] += gained[slot]
             self.computed[slot] += int(plan.counts[i]) - drafts + max(0, n - 1)
             self.proposed[slot] = 0 if result.proposed is None else int(result.proposed[i])
+        self.result = result
         assert row == len(logits) and at == len(result.tokens)
         return gained
 
