@@ -20,7 +20,7 @@ from bien.replay.bench.drafters.calibration import calibration_error, fit_temper
 from bien.replay.bench.drafters.network import Drafter
 from bien.replay.bench.drafters.target import Target, encoded, standard_library, train_target, windows
 from bien.replay.bench.drafters.training import CE_ONLY, SPARK, Recipe, block_loss, train_drafter
-from tests.plugins.block_oracle import Oracle
+from tests.plugins.speculators.block_oracle import Oracle
 
 
 @pytest.fixture(scope="module")

@@ -28,22 +28,22 @@ from bien.plugins.speculators.dflash.tensors import draft_groups
 
 
 class DFlashConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """checkpoint: the drafter's folder. max_drafts: of a round; None: as many as a block has. window:
+    """path: the folder of the checkpoint. max_drafts: of a round; None: as many as a block has. window:
     positions of the context that draft layers see, 0: as the checkpoint says (a long context then costs each
-    round more). greedy: drafts are the likeliest tokens, not drawn. temperatures: of the confidences, one per
-    draft of a block; empty: as `calibration.json` in the folder says."""
+    round more). sampled: drafts are drawn, not the likeliest tokens. temperatures: of the confidences, one
+    per draft of a block; empty: as `calibration.json` in the folder says."""
 
-    checkpoint: str
+    path: str
     max_drafts: Annotated[int, msgspec.Meta(ge=1)] | None = None
     window: Annotated[int, msgspec.Meta(ge=0)] = 0
-    greedy: bool = False
+    sampled: bool = True
     temperatures: tuple[Temperature, ...] = ()
 
     kind: ClassVar[str] = DFLASH
 
     def form(self) -> BlockForm:
         """What the folder says. ModelError for one that is another drafter's."""
-        found = read_form(Path(self.checkpoint).expanduser(), self.kind)
+        found = read_form(Path(self.path).expanduser(), self.kind)
         if found.kind != self.kind:
             raise ModelError(
                 f"{self.kind}: {found.folder} has heads that would be left out; use {found.kind!r}"
@@ -78,7 +78,7 @@ def make(config: DFlashConfig, ctx: Context) -> DeviceSpeculator:
         temperatures = read_temperatures(form.folder, config.kind, form.drafts)
     from bien.plugins.speculators.dflash.drafter import BlockDrafter
 
-    return BlockDrafter(config.kind, form, most, config.window, temperatures, greedy=config.greedy)
+    return BlockDrafter(config.kind, form, most, config.window, temperatures, sampled=config.sampled)
 
 
 @hookimpl

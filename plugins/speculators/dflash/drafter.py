@@ -44,7 +44,7 @@ class BlockDrafter:
         window: int,
         temperatures: tuple[float, ...],
         *,
-        greedy: bool,
+        sampled: bool,
     ) -> None:
         """`temperatures` of the confidences, one per draft of a block; empty: as they are."""
         self._kind, self._form, self._window, self._temperatures = kind, form, window, temperatures
@@ -53,8 +53,8 @@ class BlockDrafter:
             place="device",
             max_drafts=max_drafts,
             taps=taps(form),
-            deterministic=greedy,
-            q_kind="onehot" if greedy else law,  # type: ignore[arg-type]
+            deterministic=not sampled,
+            q_kind=law if sampled else "onehot",  # type: ignore[arg-type]
             confidence="prior",
         )
 

@@ -83,7 +83,7 @@ def draft_groups(
         if own != theirs:
             raise DeploymentError(
                 f"{where} was made for another model: its {name} is {own}, that of {a.model!r} is {theirs}",
-                field="checkpoint",
+                field="path",
             )
     check_last(where, form.taps, a.layers)
     windows = [seen(w, window) for w in form.windows]

@@ -9,7 +9,7 @@ import pytest
 
 from bien.core.api import DeviceSpeculator
 from bien.core.testing.device_speculator import DeviceSpeculatorSuite
-from tests.plugins.block_folders import (
+from tests.plugins.speculators.block_folders import (
     FULL,
     SLIDING,
     TARGET_LAYERS,
@@ -18,7 +18,7 @@ from tests.plugins.block_folders import (
     write_drafter,
     z_lab,
 )
-from tests.plugins.test_dflash import build
+from tests.plugins.speculators.test_dflash import build
 
 
 class BlockSuite(DeviceSpeculatorSuite):

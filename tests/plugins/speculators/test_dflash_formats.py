@@ -17,8 +17,8 @@ from bien.core.testing.toy import write_toy
 from bien.plugins.speculators import dflash
 from bien.plugins.speculators.dflash import DFlashConfig, DSparkConfig, make
 from bien.plugins.speculators.dflash.form import BlockForm, read_form
-from tests.plugins.block_bench import BlockBench, loaded
-from tests.plugins.block_folders import (
+from tests.plugins.speculators.block_bench import BlockBench, loaded
+from tests.plugins.speculators.block_folders import (
     FULL,
     SLIDING,
     TARGET_LAYERS,
@@ -29,8 +29,8 @@ from tests.plugins.block_folders import (
     write_drafter,
     z_lab,
 )
-from tests.plugins.block_oracle import Oracle
-from tests.plugins.test_dflash import build, check, whole
+from tests.plugins.speculators.block_oracle import Oracle
+from tests.plugins.speculators.test_dflash import build, check, whole
 
 
 def form(folder: Path, config: dict[str, Any]) -> BlockForm:
@@ -211,7 +211,7 @@ def test_parameters(tmp_path: Path) -> None:
     caps = build("dspark", folder, max_drafts=4).caps
     assert (caps.max_drafts, caps.q_kind, caps.confidence) == (4, "dense", "prior")
     assert (caps.lookahead, caps.taps) == (0, ((0, "out"), (2, "out"), (3, "out")))
-    assert build("dspark", folder, greedy=True).caps.q_kind == "onehot"
+    assert build("dspark", folder, sampled=False).caps.q_kind == "onehot"
     assert build("dflash", write_drafter(tmp_path / "2", second())).caps.q_kind == "sparse"
     with pytest.raises(DeploymentError, match=r"max_drafts = 7, .* has 6; valid: 1 to 6"):
         build("dspark", folder, max_drafts=7)
@@ -247,4 +247,4 @@ def test_providers() -> None:
     made = {p.name: p for p in dflash.bien_providers()}
     assert set(made) == {"dflash", "dspark"}
     with pytest.raises(ModelError, match="nowhere"):
-        make(made["dspark"].config_type(checkpoint="/nowhere"), Context())
+        make(made["dspark"].config_type(path="/nowhere"), Context())

@@ -18,8 +18,8 @@ from bien.core.testing.toy import write_toy
 from bien.plugins.speculators import dflash
 from bien.plugins.speculators.dflash.heads import Markov
 from bien.plugins.speculators.dflash.network import BlockLayer
-from tests.plugins.block_bench import BlockBench, Chosen, loaded
-from tests.plugins.block_folders import (
+from tests.plugins.speculators.block_bench import BlockBench, Chosen, loaded
+from tests.plugins.speculators.block_folders import (
     FULL,
     SLIDING,
     TARGET_LAYERS,
@@ -30,7 +30,7 @@ from tests.plugins.block_folders import (
     write_drafter,
     z_lab,
 )
-from tests.plugins.block_oracle import Oracle
+from tests.plugins.speculators.block_oracle import Oracle
 
 MIXED = {"layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 7, "use_sliding_window": True}
 # name -> (speculator, config.json, parameters)
@@ -68,7 +68,7 @@ def model(target: Path) -> Any:
 
 def build(kind: str, folder: Path, **parameters: Any) -> DeviceSpeculator:
     provider = next(p for p in dflash.bien_providers() if p.name == kind)
-    config = msgspec.convert({"checkpoint": str(folder), **parameters}, provider.config_type, strict=False)
+    config = msgspec.convert({"path": str(folder), **parameters}, provider.config_type, strict=False)
     made: DeviceSpeculator = provider.factory(config, Context())
     return made
 
