@@ -75,8 +75,8 @@ class Texts:
             same = text.common(self.corpus, tokens)
             if same > common:
                 best, common = text, same
-            if common == len(tokens) // 4 or (text.session == session and same == text.length):
-                break
+            if common == len(tokens) // 4 or (text.session == session and same > len(tokens) // 8):
+                break  # half of it or more is this session's: nobody else is likely to have more
         if best is not None and common == best.length and not best.users:  # it goes on
             self._texts.remove(best)
             best.session = session
