@@ -14,10 +14,13 @@ from bien.core.speculation.counts import DraftCounts
 from bien.core.speculation.draft import Draft, Scope
 from bien.core.speculation.lengths import Lengths, Load, depths, survival
 from bien.core.speculation.options import SpeculationSpec
+from bien.core.speculation.prediction import MOST as PREDICTED
+from bien.core.speculation.prediction import PREDICTION, Prediction
 
 
 class Drafting:
-    """Of one engine. Drafts come from a host drafter, or from a device drafter with the results of steps."""
+    """Of one engine. Drafts come from what a client predicts, as long as that comes true; else from a host
+    drafter, or from a device drafter with the results of steps."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Drafting:
         self.lengths = Lengths(spec, stale=drawn)
         self._host = host
         self._name = name
+        self._spec = spec
         self._drawn = drawn
         self._trusted = trusted
         self._chosen = spec.length != "fixed"
@@ -46,12 +50,18 @@ class Drafting:
 
     # -- a sequence's life
 
-    def limit(self, s: Sequence) -> int:
-        """Drafts of a round at most; 0: it never drafts."""
-        sampling = s.request.sampling
-        if not sampling.speculate or (self._host is not None and not s.content.ids_known):
-            return 0
-        return self._most if sampling.max_drafts is None else min(self._most, sampling.max_drafts)
+    def enter(self, s: Sequence) -> None:
+        """It was submitted: settle whether it drafts, and how much."""
+        sampling, predicted = s.request.sampling, s.request.prediction
+        if not sampling.speculate:
+            return
+        known = s.content.ids_known
+        s.max_drafts = self._most if known or self._host is None else 0
+        if predicted is not None and known and self._spec.max_drafts != 0:
+            s.prediction = Prediction(predicted.ids().tolist())
+            s.max_drafts = max(s.max_drafts, PREDICTED)
+        for most in (self._spec.max_drafts, sampling.max_drafts):
+            s.max_drafts = s.max_drafts if most is None else min(s.max_drafts, most)
 
     def start(self, s: Sequence) -> None:
         """It got slot and KV."""
@@ -61,6 +71,8 @@ class Drafting:
 
     def extend(self, s: Sequence, tokens: list[int]) -> None:
         """It gained tokens."""
+        if s.prediction is not None:
+            s.prediction.extend(tokens)
         if self._host is not None and s.max_drafts and s.kv is not None:
             self._host.extend(s.id, tokens)
 
@@ -77,8 +89,10 @@ class Drafting:
         limit = min(room, s.max_drafts)
         if limit <= 0 or s.status is not Status.RUNNING:
             return
-        if self._host is not None:
-            s.draft = self._host.propose(s.id, limit)
+        if s.prediction is not None and (tokens := s.prediction.propose(limit)):
+            s.draft, s.ready, s.hosted = Draft(tokens, source=PREDICTION), len(tokens), True
+        elif self._host is not None:
+            s.draft = self._host.propose(s.id, min(limit, self._most))
             s.ready, s.hosted = len(s.draft), True
         elif proposed:
             s.draft, s.ready, s.hosted = draft or Draft(), min(proposed, limit), False
@@ -129,7 +143,7 @@ class Drafting:
         self.counts.add(source, item.drafts, depth, accepted)
         s.counts.add(source, item.drafts, depth, accepted)
         self._observed.add(source, depth, accepted)
-        if self._host is not None:
+        if self._host is not None and source != PREDICTION:
             self._host.observe(s.id, item.drafts, accepted)
 
     def note(self, tokens: int, seconds: float) -> None:

@@ -144,7 +144,7 @@ class Engine:
             length=prompt,
             hashes=prompt_chain(request, self.limits.block_tokens),
         )
-        sequence.max_drafts = self._drafting.limit(sequence)
+        self._drafting.enter(sequence)
         self._scheduler.add(sequence)
         self._order += 1
         self._sequences[request.id] = sequence

@@ -159,6 +159,7 @@ class GenerateRequest(msgspec.Struct, array_like=True, gc=False):
     age: float = 0.0  # seconds since it came to the gateway, when it is submitted: clocks of machines differ
     salt: str = ""  # of the client: a namespace inside its tenant's, which the gateway puts into `hash_key`
     dp_rank: int = 0  # which of its worker's engines; set by the gateway
+    prediction: TokenIds | None = None  # the output that the client expects; it is drafted, never forced
 
     @property
     def prompt_tokens(self) -> int:

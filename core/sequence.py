@@ -11,6 +11,7 @@ from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
 from bien.core.speculation.counts import DraftCounts
 from bien.core.speculation.draft import Draft
+from bien.core.speculation.prediction import Prediction
 
 if TYPE_CHECKING:
     from bien.core.kv.cache import SequenceKV
@@ -46,6 +47,7 @@ class Sequence:
     draft: Draft = field(default_factory=Draft)  # these; of a device drafter without their tokens
     hosted: bool = False  # they are a host's
     max_drafts: int = 0  # of a round, 0: it never drafts
+    prediction: Prediction | None = None  # of its output, by the client
     syncs: bool = False  # in flight with drafts: unplannable until its step has ended
     slot: int = -1
     epoch: int = 0  # grows at each preemption: results of older plans carry tokens, but no KV

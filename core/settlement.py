@@ -138,9 +138,10 @@ class Settlement:
                 out.prompt_logprobs, s.scores = TokenLogprobs.joined(s.scores), []
             self._stats.cached_tokens += s.cached
             self._stats.prompt_tokens += s.prompt_tokens
+        if s.counts.sources and (out.finish is not None or s.prediction is not None):
+            out.drafts = s.counts if out.finish is not None else s.counts.copy()
         if out.finish is not None:
-            if s.counts.sources:
-                total, out.drafts = s.counts.total, s.counts
-                out.drafted, out.accepted, out.rounds = total.drafted, total.accepted, total.rounds
+            total = s.counts.total
+            out.drafted, out.accepted, out.rounds = total.drafted, total.accepted, total.rounds
             self._owner.end(s, out.finish)
         report.outputs.append(out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-MAX_POSITIONS = 32  # that are counted apart
+MAX_POSITIONS = 64  # that are counted apart
 MAX_SOURCES = 16  # the drafts of further ones count as those of OTHERS
 OTHERS = "other"
 

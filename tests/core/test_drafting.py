@@ -12,7 +12,7 @@ from bien.core.deployment import PoolSpec, Selection
 from bien.core.drafting import Drafting
 from bien.core.errors import DeploymentError
 from bien.core.plan import ExecutorPlan, PlanItem, StepPlan
-from bien.core.request import SamplingParams
+from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.draft import Draft, Scope
 from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import SpeculatorCaps
@@ -152,6 +152,56 @@ def test_a_drafter_without_a_source_is_named_as_in_the_deployment() -> None:
     drafts = h.engine.stats().drafts
     assert drafts is not None
     assert list(drafts.sources) == ["knowing"]
+
+
+@pytest.mark.parametrize("pool", ["none", "host", "device"])
+def test_a_clients_prediction_comes_first(pool: str) -> None:
+    """Beside any drafter or none; where it went wrong the pool's own goes on."""
+    wrong = lambda text: [(t + 1) % 50 for t in oracle(text, 3, GROUPS)]  # noqa: E731
+    options: dict[str, Any] = {"device": {"draft": wrong, "device_drafts": 3}}.get(pool, {})
+    own = Knowing(most=2)
+    h = harness(own if pool == "host" else None, drafting={"drafter": "own"}, **options)
+    plans = watched(h)
+    right = oracle(PROMPT, 40, GROUPS)
+    expected = TokenIds.of(right[:20] + [60] * 3 + right[26:])
+    sampling = SamplingParams(40, temperature=0.0, ignore_eos=True, seed=0)
+    h.submit("a", PROMPT, sampling=sampling, prediction=expected)
+    h.submit("b", PROMPT[:5], 12)
+    h.run()
+    h.expect("a", PROMPT)
+    h.expect("b", PROMPT[:5])
+    drafts = h.engine.stats().drafts
+    assert drafts is not None
+    found = drafts.sources["prediction"]
+    assert found.accepted >= 24
+    assert found.drafted - found.accepted < 24
+    assert ("own" in drafts.sources) is (pool != "none")
+    if pool == "host":
+        assert drafts.sources["own"].drafted == sum(n for n, _ in own.observed)
+    hosted = [plan for plan in plans if len(plan.hosted)]
+    assert bool(hosted) is (pool == "device")
+    for plan in hosted:
+        assert set(plan.hosted.tolist()) <= {0, *plan.drafts.tolist()}
+        assert len(plan.draft_tokens) == plan.hosted.sum()
+
+
+def test_who_drafts_nothing_gets_no_prediction_either() -> None:
+    for fields, pool in (({"speculate": False}, None), ({"max_drafts": 0}, None), ({}, 0)):
+        h = harness(drafting={"speculation": SpeculationSpec(max_drafts=pool)})
+        h.submit("a", PROMPT, sampling=asking(**fields), prediction=TokenIds.of(oracle(PROMPT, 20, GROUPS)))
+        h.run()
+        assert h.engine.stats().drafted == 0
+
+
+def test_a_sequence_without_prediction_does_not_wait_for_others() -> None:
+    """Of a pool without a drafter, only those with a prediction wait for each step to end."""
+    h = harness(depth=2)
+    h.submit("a", PROMPT, 8, prediction=TokenIds.of([1, 2]))
+    h.submit("b", PROMPT[:4], 8)
+    plans = watched(h)
+    h.run()
+    assert max(plan.rows for plan in plans) == 2
+    assert any(plan.rows == 1 and int(plan.slots[0]) == 1 for plan in plans)
 
 
 def sequences(confidences: list[list[float]]) -> list[Any]:

@@ -581,7 +581,8 @@ class Scenario:
             for s in range(len(self.sessions)):
                 if s not in busy and self.rng.random() < 0.4 and len(self.sessions[s]) < 60:
                     id = f"{n}/{s}"
-                    self.h.submit(id, self.sessions[s], self.rng.randint(1, 9))
+                    count = self.rng.randint(1, 9)
+                    self.h.submit(id, self.sessions[s], count, prediction=self._prediction(s, count))
                     self.live[id] = (s, self.sessions[s])
             if self.live and self.rng.random() < 0.08:
                 gone = self.rng.choice(sorted(self.live))
@@ -593,6 +594,13 @@ class Scenario:
         self.h.run()
         self._harvest()
         assert not self.live
+
+    def _prediction(self, s: int, count: int) -> TokenIds | None:
+        if self.rng.random() < 0.7:
+            return None
+        right = oracle(self.sessions[s], count, self.h.groups)
+        at = self.rng.randrange(count)
+        return TokenIds.of(right[:at] + [self.rng.randrange(50)] + right[at + self.rng.randrange(2) :])
 
     def _harvest(self) -> None:
         for id in [i for i in self.live if i in self.h.finish]:
