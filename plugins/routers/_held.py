@@ -7,11 +7,9 @@ order of placements is enough for a guess at it. Time is counted in requests: ho
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
 
 Key = tuple[str, str]  # tenant and session
 AGES = 24  # powers of two, in requests
-COMPANY = 16  # sessions that one can meet
 
 
 class Returns:
@@ -71,11 +69,6 @@ class Held:
             self.tokens -= gone
             if not entry[0]:
                 del self._sessions[oldest]
-
-    def company(self, now: int, returns: Returns) -> float:
-        """How many of the sessions used last are likely to come back."""
-        latest = islice(reversed(self._sessions.values()), COMPANY)
-        return sum(returns.chance(now - last) for _, last in latest)
 
     def missed(self, tokens: int, cached: int, key: Key, now: int, returns: Returns) -> float:
         """Of so many tokens that must go, out of all `cached` ones: how many will be wanted again."""

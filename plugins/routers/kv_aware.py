@@ -13,8 +13,6 @@ For others:
              batch, x `others`: computing again what waiting brings as soon is never free
     evicted  KV that must go for it, as far as that will be wanted again, x the price of computing it again;
              where half of the prompt is cached or more, at most a quarter of what that saves
-    company  sessions there, as likely as they are to come back, x what a turn of theirs costs one of this,
-             x `company`: only for a session that has nothing anywhere, whose turns will meet theirs
     fair     what the worker has done lately, above the mean and at most all of it, x the price of computing
              the whole prompt, x `fair`: it settles what is all but equal, and outweighs a cached part of
              twice that size at most, be prompts long or short
@@ -50,8 +48,8 @@ from bien.plugins.routers._pace import Pace
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "company", "fair")
-Terms = tuple[float, float, float, float, float, float, float, float, float]
+TERMS = ("prefill", "load", "queue", "room", "decode", "others", "evicted", "fair")
+Terms = tuple[float, float, float, float, float, float, float, float]
 QUEUE = TERMS.index("queue")
 SESSIONS = 100_000  # remembered
 LEAST = 0.01  # of the configured price of a token
@@ -71,7 +69,6 @@ class KVAwareConfig(msgspec.Struct, forbid_unknown_fields=True):
     learn: bool = True
     others: Weight = 0.2
     evicted: Weight = 1.0
-    company: Weight = 0.1
     fair: Annotated[float, msgspec.Meta(ge=0, le=0.25)] = 0.05
 
 
@@ -90,7 +87,6 @@ class KVAwareRouter:
         self._count = 0  # requests
         self._looked = 0
         self._context = 0.0  # mean prompt
-        self._new = 0.0  # of which so much is computed
         self._life = 0.0  # mean milliseconds of a request after its first token
 
     def choose(self, request: RouteRequest, targets: Sequence[Target]) -> Decision:
@@ -139,10 +135,9 @@ class KVAwareRouter:
         ahead_price = token + pair * (self._context or prompt)
         row = self.pace.row * output
         fair = config.fair * prompt * (token + pair * prompt / 2)
-        growth, meeting = 0, 0.0
+        growth = 0
         if self._sessions and not any(t.overlap for t in targets):
             growth = self._tokens // len(self._sessions)
-            meeting = config.company * (row + token * self._new)
         found: list[Terms] = []
         factors, shares = self.pace.factors(names), self.pace.shares(names)
         for target, factor, share in zip(targets, factors, shares, strict=True):
@@ -165,7 +160,6 @@ class KVAwareRouter:
                     decode,
                     config.others * (delayed * (prefill - factor * base) + decode),
                     evicted,
-                    factor * meeting * self._company(target) if meeting else 0.0,
                     fair * share,
                 )
             )
@@ -197,10 +191,6 @@ class KVAwareRouter:
             return 0.0
         return held.missed(over, cached * block, key, self._count, self._returns)
 
-    def _company(self, target: Target) -> float:
-        held = self._held.get((target.worker, target.dp_rank))
-        return held.company(self._count, self._returns) if held is not None else 0.0
-
     def _placed(self, key: Key, target: Target, added: int) -> None:
         place, info = (target.worker, target.dp_rank), target.info
         held = self._held.get(place)
@@ -227,7 +217,6 @@ class KVAwareRouter:
             return
         prompt, cached = outcome.request.prompt_tokens, outcome.cached
         self._context += (prompt - self._context) / 50
-        self._new += (prompt - cached - self._new) / 50
         self._life += ((outcome.seconds - outcome.ttft) * 1000 - self._life) / 50
         if not self._config.learn:
             return

@@ -1,6 +1,6 @@
 """What a routing decision costs: CPU microseconds of `choose` over workers that are busy and full.
 
-python -m bien.replay.bench.routers [--workers 64] [--requests 2000] [--policy NAME ...]
+python -m bien.replay.bench.routers [--workers 8,64] [--requests 2000] [--policy NAME ...]
 
 Between two decisions every worker has stepped, so that routers which learn have something to learn. What the
 index takes is not part of it (`python -m bien.replay.bench.index`).
@@ -66,18 +66,20 @@ def _step(rng: random.Random, target: Target) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--workers", default="8,64")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--policy", action="append", help="a router; all that are installed if left out")
     args = parser.parse_args(argv)
     manager = PluginManager.load()
-    found: dict[str, float] = {}
-    for name in args.policy or manager.names("router"):
-        provider = manager.find("router", name).provider
-        router = provider.factory(provider.config_type(), Context(rng=random.Random(0)))
-        found[name] = round(measure(router, args.workers, args.requests), 1)
-        router.close()
-    print(json.dumps({"workers": args.workers, "requests": args.requests, "choose_us": found}, indent=1))
+    found: dict[int, dict[str, float]] = {}
+    for workers in map(int, args.workers.split(",")):
+        found[workers] = {}
+        for name in args.policy or manager.names("router"):
+            provider = manager.find("router", name).provider
+            router = provider.factory(provider.config_type(), Context(rng=random.Random(0)))
+            found[workers][name] = round(measure(router, workers, args.requests), 1)
+            router.close()
+    print(json.dumps({"requests": args.requests, "choose_us": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -109,10 +109,10 @@ def explain(
     if beyond := [n for n in (plan.concurrency, *plan.ladder) if n > card.sessions]:
         trees = ", ".join(map(str, beyond))
         notes.append(f"{trees} session trees at a time: the trace holds {card.sessions}, all run at once")
-    sized = {name: _sized(d, capacity, card) for name, d in policies.items()}
+    policies = {name: sized(d, capacity, card) for name, d in policies.items()}
     crew: Crew = Alone(sessions, manager) if plan.jobs == 1 else Processes(sessions, plan.jobs)
     try:
-        return _explain(plan, manager, crew, sized, card, capacity, [*notes, *left_out], on_progress)
+        return _explain(plan, manager, crew, policies, card, capacity, [*notes, *left_out], on_progress)
     finally:
         crew.close()
 
@@ -140,7 +140,8 @@ def _elastic(deployment: Deployment) -> bool:
     return "machine" not in deployment.pool[0].executor.parameters
 
 
-def _sized(deployment: Deployment, capacity: int, card: TraceCard) -> Deployment:
+def sized(deployment: Deployment, capacity: int, card: TraceCard) -> Deployment:
+    """With workers that hold `capacity` tokens and take the longest prompt, and a gateway that queues all."""
     pool = msgspec.structs.replace(deployment.pool[0], kv_tokens=capacity, kv_memory=None)
     context = max(card.longest, deployment.model.max_context or 0)
     model = msgspec.structs.replace(deployment.model, max_context=context)

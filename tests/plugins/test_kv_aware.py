@@ -26,7 +26,7 @@ class TestKVAware(RouterSuite):
 
 
 # 0.1 ms a token, 10 a step, and 0.1 x 100 output tokens for each request there; others and fairness left out.
-PLAIN = {"others": 0.0, "fair": 0.0, "evicted": 0.0, "company": 0.0}
+PLAIN = {"others": 0.0, "fair": 0.0, "evicted": 0.0}
 
 
 def make(**config: Any) -> KVAwareRouter:
@@ -57,7 +57,6 @@ def test_the_cached_prefix_decides_among_equals() -> None:
         "decode_ms": 0.0,
         "others_ms": 0.0,
         "evicted_ms": 0.0,
-        "company_ms": 0.0,
         "fair_ms": 0.0,
         "loaded_tokens": 0.0,
         "ties": 1.0,
@@ -205,23 +204,6 @@ def test_a_newcomer_goes_where_what_must_go_is_least_wanted() -> None:
     alone = router.choose(make_request(1, 800, "newer"), [make_target("e", total_blocks=1000)])
     assert alone.reasons["evicted_ms"] == 0.0  # there is room
     assert float(decision.reasons["evicted_ms"]) < 40.0  # of 80 ms, those tokens computed again
-
-
-def test_a_new_session_keeps_away_from_those_that_live_and_not_from_those_that_are_gone() -> None:
-    router = make(company=1.0)
-    a, b = make_target("a", total_blocks=9999), make_target("b", total_blocks=9999)
-    for n in range(8):
-        router.choose(make_request(n, 160, f"gone{n}"), [b])
-    for n in range(400):
-        router.choose(make_request(n, 160, f"live{n % 2}"), [a])
-    decision = router.choose(make_request(0, 160, "new"), [a, b])
-    assert decision.target == 1
-    # Each of two meets it with 0.1 x 100 ms of decoding (and no prefill, of which nothing has been heard).
-    assert router.choose(make_request(1, 160, "newer"), [a]).reasons["company_ms"] == pytest.approx(
-        20, rel=0.1
-    )
-    a.overlap = 32
-    assert router.choose(make_request(2, 160, "known"), [a]).reasons["company_ms"] == 0.0
 
 
 def test_its_own_kv_does_not_count_as_that_of_others() -> None:
