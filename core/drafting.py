@@ -95,7 +95,8 @@ class Drafting:
             s.draft = self._host.propose(s.id, min(limit, self._most))
             s.ready, s.hosted = len(s.draft), True
         elif proposed:
-            s.draft, s.ready, s.hosted = draft or Draft(), min(proposed, limit), False
+            known = Draft() if draft is None else draft  # without tokens it is false
+            s.draft, s.ready, s.hosted = known, min(proposed, limit), False
         s.drafts = s.ready
 
     def admit(self, sequences: Iterable[Sequence]) -> None:
