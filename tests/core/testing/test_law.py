@@ -204,7 +204,7 @@ def test_planted_biases_are_caught(name: str) -> None:
         _, like = models(seed)
         drafter = greedy_tree(like, 2, 1) if tree else sampled_chain(like, DRAFTS, own=own)
         found.append(bias(seed, drafter, policy, rule))
-    assert max(found) > Fraction(1, 50)
+    assert max(found) > Fraction(1, 200)
 
 
 def test_the_example_by_hand() -> None:
