@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bien.core.speculation.counts import SourceCounts
 from bien.core.worker.messages import WorkerStats
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -145,6 +146,7 @@ class GatewayCollector(Collector):
         )
         yield from _parity(totals.compared)
         yield from _worker_gauges(reading.loads)
+        yield from _speculation(reading.loads)
 
 
 def _by(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
@@ -167,6 +169,35 @@ def _parity(compared: dict[str, Compared]) -> Iterator[Metric]:
     for worker, one in compared.items():
         ratio.add_metric([worker], one.parity)
     yield ratio
+
+
+def _speculation(loads: list[Load]) -> Iterator[Metric]:
+    """vLLM's names behind bien's prefix, by who proposed."""
+    readings: tuple[tuple[str, str, Callable[[SourceCounts], int]], ...] = (
+        ("num_drafts", "Rounds of drafting and verifying.", lambda counts: counts.rounds),
+        ("num_draft_tokens", "Drafts verified.", lambda counts: counts.drafted),
+        ("num_accepted_tokens", "Drafts accepted.", lambda counts: counts.accepted),
+    )
+    found = [
+        (load.worker, source, counts)
+        for load in loads
+        for source, counts in (load.stats.drafts.sources if load.stats.drafts else {}).items()
+    ]
+    for name, text, read in readings:
+        family = CounterMetricFamily(f"bien_spec_decode_{name}", text, labels=["worker", "source"])
+        for worker, source, counts in found:
+            family.add_metric([worker, source], read(counts))
+        yield family
+    for name, text, counted in (
+        ("num_draft_tokens_per_pos", "Rounds with a draft at a position.", "drafted_at"),
+        ("num_accepted_tokens_per_pos", "Rounds in which a position's draft was accepted.", "accepted_at"),
+    ):
+        labels = ["worker", "source", "position"]
+        family = CounterMetricFamily(f"bien_spec_decode_{name}", text, labels=labels)
+        for worker, source, counts in found:
+            for position, count in enumerate(getattr(counts, counted)):
+                family.add_metric([worker, source, str(position)], count)
+        yield family
 
 
 def _worker_gauges(loads: list[Load]) -> Iterator[Metric]:

@@ -57,6 +57,8 @@ class Prompts:
             logit_bias=ask.logit_bias,
             logprobs=-1 if ask.logprobs is None else ask.logprobs,
             prompt_logprobs=self._scored(ask, len(prompt)),
+            speculate=ask.speculate,
+            max_drafts=ask.max_drafts,
         )
         return GenerateRequest(
             id=id,
@@ -68,6 +70,7 @@ class Prompts:
             priority=ask.priority,
             salt=ask.salt,
             traceparent=traceparent,
+            prediction=await self._predicted(ask),
         )
 
     def output(self, ask: Ask, prompt: TokenIds) -> OutputText:
@@ -88,6 +91,12 @@ class Prompts:
         if isinstance(ask.prompt, str):
             return await in_thread(self.text.encode_text, ask.prompt)
         return await in_thread(self._encode_chat, ask.prompt)
+
+    async def _predicted(self, ask: Ask) -> TokenIds | None:
+        if not ask.prediction or not ask.speculate:
+            return None
+        ids = await in_thread(self.text.tokenizer.encode, ask.prediction)
+        return ids.slice(0, self.max_context)
 
     def _encode_chat(self, chat: Chat) -> TokenIds:
         return self.text.encode_chat(chat.messages, chat.template_kwargs)

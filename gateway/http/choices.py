@@ -14,12 +14,13 @@ import msgspec
 
 from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest, TokenIds
+from bien.core.speculation.counts import DraftCounts
 from bien.core.worker.messages import Output
 from bien.core.worker.threads import in_thread
 from bien.gateway.http.progress import Progress
 from bien.gateway.http.scoring import Scoring
 from bien.gateway.http.served import Served
-from bien.gateway.protocols.ask import Ask, Speculation, Usage
+from bien.gateway.protocols.ask import Ask, Usage
 from bien.gateway.protocols.scores import Score, prompt_logprobs
 
 
@@ -119,16 +120,21 @@ class Choices:
     @property
     def usage(self) -> Usage:
         """So far. The prompt counts once."""
-        made = sum(progress.tokens for progress in self._progress.values())
-        return Usage.of(self._work.prompt_tokens, made, self._progress[0].cached)
+        every = self._progress.values()
+        return Usage.of(
+            self._work.prompt_tokens,
+            sum(progress.tokens for progress in every),
+            self._progress[0].cached,
+            accepted=sum(progress.predicted.accepted for progress in every),
+            rejected=sum(progress.predicted.drafted - progress.predicted.accepted for progress in every),
+        )
 
     @property
-    def speculation(self) -> Speculation | None:
-        """Of all choices; None where one was cut at a stop string."""
-        out = Speculation(0, 0, 0)
+    def drafts(self) -> DraftCounts | None:
+        """What became of those of all choices; None where one was cut at a stop string."""
+        out = DraftCounts()
         for progress in self._progress.values():
-            one = progress.speculation
-            if one is None:
+            if progress.drafts is None:
                 return None
-            out = Speculation(out.drafted + one.drafted, out.accepted + one.accepted, out.rounds + one.rounds)
+            out.merge(progress.drafts)
         return out

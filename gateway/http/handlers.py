@@ -12,11 +12,13 @@ from aiohttp import web
 from bien.core import __version__
 from bien.core.errors import OverloadError, UserError
 from bien.core.request import GenerateRequest
+from bien.core.speculation.counts import DraftCounts
 from bien.gateway.http import errors
 from bien.gateway.http.choices import Choices
 from bien.gateway.http.served import SERVED, Served
 from bien.gateway.http.sse import EventStream
 from bien.gateway.protocols import chat, completions
+from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Answer, Ask, Choice
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH
 from bien.gateway.protocols.scores import Score
@@ -119,7 +121,7 @@ async def _stream(
                 if progress.finish is not None:
                     break
                 await events.write(data)
-        speculation = progress.speculation if ask.return_token_ids else None
+        speculation = _totals(ask, progress.drafts)
         data += answer.closing(index, progress.reason, choices.usage, speculation)
         left -= 1
         if left:
@@ -131,7 +133,7 @@ async def _stream(
         with served.answers.one():
             await choices.run(one)
         # Outside: a client that reads slowly must not hold an engine's place for what is over.
-        return await events.end(last + answer.end(choices.usage))
+        return await events.end(last + answer.end(choices.usage, _alone(ask, choices)))
     except Exception as error:
         if not events.begun or isinstance(error, ConnectionResetError):
             raise
@@ -175,9 +177,19 @@ async def _whole(
         made[index] = Choice("".join(texts), progress.reason, token_ids, scores)
 
     await choices.run(one)
-    speculation = choices.speculation if ask.return_token_ids else None
-    body = answer.whole(made, choices.usage, speculation, choices.prompt_logprobs)
+    speculation = _totals(ask, choices.drafts)
+    alone = _alone(ask, choices)
+    body = answer.whole(made, choices.usage, speculation, choices.prompt_logprobs, alone)
     return web.Response(body=body, content_type="application/json")
+
+
+def _totals(ask: Ask, drafts: DraftCounts | None) -> Speculation | None:
+    return Speculation.of(drafts) if ask.return_token_ids and drafts is not None else None
+
+
+def _alone(ask: Ask, choices: Choices) -> DraftCounts | None:
+    """For metrics that are of one generation."""
+    return choices.drafts if ask.n == 1 else None
 
 
 def _placement(outputs: object) -> dict[str, str]:

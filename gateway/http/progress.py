@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bien.core.errors import BienError, UserError
+from bien.core.speculation.counts import DraftCounts, SourceCounts
+from bien.core.speculation.prediction import PREDICTION
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
 from bien.gateway.http.scoring import Scoring
-from bien.gateway.protocols.ask import Speculation
 from bien.gateway.protocols.scores import Score
 
 
@@ -38,7 +39,8 @@ class Progress:
         self._silent = silent
         self.cached = -1  # tokens of the prompt; -1: not known
         self.finish: str | None = None  # "stop" or "length", once nothing more is needed
-        self.speculation: Speculation | None = None  # once the engine's last output came
+        self.drafts: DraftCounts | None = None  # what became of them, once the engine's last output came
+        self.predicted = SourceCounts()  # of these those of the client's prediction, so far
 
     def take(self, output: Output) -> Piece:
         """Text and ids that an output adds. With a stop string found, `finish` is set although the engine
@@ -51,11 +53,13 @@ class Progress:
                 "not say which tokens it makes",
                 field="return_token_ids",
             )
+        if output.drafts is not None:
+            self.predicted = output.drafts.sources.get(PREDICTION, self.predicted)
         if self._silent and output.count:
             self.finish = "length"
             return Piece("", b"")
         if output.finish is not None:
-            self.speculation = Speculation(output.drafted, output.accepted, output.rounds)
+            self.drafts = output.drafts or DraftCounts()
         ids = memoryview(output.tokens).cast("I")
         # An engine stops at stop tokens only, so the last one is one: it counts, but it is no text.
         text, used = self._text.push(ids, silent_last=output.finish == "stop")

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from bien.core.request import TokenIds
+from bien.core.speculation.counts import DraftCounts
+from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.scores import Score
 
 
@@ -51,6 +53,10 @@ class Ask:
     n: int = 1  # choices, each drawn for itself
     echo: bool = False  # the answer begins with the prompt
     prompt_logprobs: int | None = None  # alternatives per token of the prompt
+    speculate: bool = True  # whether drafts may be verified
+    max_drafts: int | None = None  # at a time
+    prediction: str = ""  # the output that the client expects
+    speculation_metrics: bool = False  # the answer says what drafting did
 
     @property
     def scored(self) -> int | None:
@@ -63,8 +69,13 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
-class ReasoningTokens(msgspec.Struct, frozen=True):
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Of a prediction: tokens that were verified, and that came true or not. Neither adds to the completion's
+    tokens."""
+
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
@@ -74,21 +85,14 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None  # None: a remote engine does not say, or not yet
-    completion_tokens_details: ReasoningTokens = ReasoningTokens()
+    completion_tokens_details: CompletionDetails = CompletionDetails()
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> Usage:
-        """`cached`: -1 where it is not known."""
-        details = CachedTokens(cached) if cached >= 0 else None
-        return cls(prompt, completion, prompt + completion, details)
-
-
-class Speculation(msgspec.Struct):
-    """What drafting did for one generation: "bien" in answers with `return_token_ids`."""
-
-    drafted: int  # tokens proposed
-    accepted: int  # of these
-    rounds: int  # of drafting and verifying; each gains what was accepted, and one token
+    def of(cls, prompt: int, completion: int, cached: int, accepted: int = 0, rejected: int = 0) -> Usage:
+        """`cached`: -1 where it is not known. `accepted`, `rejected`: of a prediction."""
+        found = CachedTokens(cached) if cached >= 0 else None
+        details = CompletionDetails(0, accepted, rejected)
+        return cls(prompt, completion, prompt + completion, found, details)
 
 
 @dataclass(slots=True)
@@ -125,8 +129,9 @@ class Answer(Protocol):
         """The finish event of a choice."""
         ...
 
-    def end(self, usage: Usage) -> bytes:
-        """Behind all choices: a usage event where asked for, the end mark."""
+    def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
+        """Behind all choices: an event with usage, and with what drafting did, where asked for; the end
+        mark."""
         ...
 
     def whole(
@@ -135,6 +140,8 @@ class Answer(Protocol):
         usage: Usage,
         speculation: Speculation | None = None,
         prompt_logprobs: bytes | None = None,
+        drafts: DraftCounts | None = None,
     ) -> bytes:
-        """The body of an answer that is not streamed. `prompt_logprobs`: as JSON, where asked for."""
+        """The body of an answer that is not streamed. `prompt_logprobs`: as JSON, where asked for. `drafts`:
+        what drafting did, where it is asked for and known."""
         ...

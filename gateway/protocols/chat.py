@@ -7,7 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from bien.core.errors import UserError
-from bien.gateway.protocols.ask import Ask, Chat, Choice, Speculation, Usage
+from bien.core.speculation.counts import DraftCounts
+from bien.gateway.protocols.acceptance import Speculation
+from bien.gateway.protocols.ask import Ask, Chat, Choice, Usage
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
 from bien.gateway.protocols.scores import Score, chat_logprobs
@@ -67,8 +69,7 @@ class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None  # without tools it has no effect, as has a prediction ever
-    prediction: Any = None
+    parallel_tool_calls: Any = None  # without tools it has no effect
 
 
 MAX_TOP = 20  # OpenAI's
@@ -126,8 +127,8 @@ class ChatAnswer:
     def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         return self._events.closing(index, finish, usage, speculation)
 
-    def end(self, usage: Usage) -> bytes:
-        return self._events.end(usage)
+    def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
+        return self._events.end(usage, drafts)
 
     def whole(
         self,
@@ -135,10 +136,13 @@ class ChatAnswer:
         usage: Usage,
         speculation: Speculation | None = None,
         prompt_logprobs: bytes | None = None,
+        drafts: DraftCounts | None = None,
     ) -> bytes:
         prompt = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + prompt_logprobs
         written = [_choice(i, choice) for i, choice in enumerate(choices)]
-        return whole(self._head, written, usage, prompt + extension(speculation))
+        return whole(
+            self._head, written, usage, prompt + extension(speculation) + self._events.metrics(drafts)
+        )
 
 
 def _choice(index: int, choice: Choice) -> bytes:

@@ -3,7 +3,7 @@
 Beside OpenAI's fields: `prompt_token_ids_b64` (instead of `prompt`) and `trace_decode_token_ids[_b64]`
 carry ids as base64 of uint32-LE, which costs a hundredth of a JSON list; `trace_decode_token_ids` are a
 recorded continuation that replaces the sampled tokens; `return_token_ids` adds `token_ids` to choices, and
-at the end `bien` with the totals of speculation (ask.py). With `echo` the prompt is part of `text` and
+at the end `bien` with the totals of speculation (acceptance.py). With `echo` the prompt is part of `text` and
 `logprobs`, and not of `token_ids`.
 """
 
@@ -15,7 +15,9 @@ import msgspec
 
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
-from bien.gateway.protocols.ask import Ask, Choice, Speculation, Usage
+from bien.core.speculation.counts import DraftCounts
+from bien.gateway.protocols.acceptance import Speculation
+from bien.gateway.protocols.ask import Ask, Choice, Usage
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64, top_count
 from bien.gateway.protocols.scores import Score, completion_logprobs
@@ -75,8 +77,8 @@ class CompletionAnswer:
     def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
         return self._events.closing(index, finish, usage, speculation)
 
-    def end(self, usage: Usage) -> bytes:
-        return self._events.end(usage)
+    def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
+        return self._events.end(usage, drafts)
 
     def whole(
         self,
@@ -84,10 +86,11 @@ class CompletionAnswer:
         usage: Usage,
         speculation: Speculation | None = None,
         prompt_logprobs: bytes | None = None,
+        drafts: DraftCounts | None = None,
     ) -> bytes:
         prompt = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + prompt_logprobs
         written = [_choice(i, choice, prompt) for i, choice in enumerate(choices)]
-        return whole(self._head, written, usage, extension(speculation))
+        return whole(self._head, written, usage, extension(speculation) + self._events.metrics(drafts))
 
 
 def _choice(index: int, choice: Choice, prompt: bytes) -> bytes:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from bien.gateway.protocols.ask import Ask, Speculation, Usage
+from bien.core.speculation.counts import DraftCounts
+from bien.gateway.protocols.acceptance import Speculation, metrics_field
+from bien.gateway.protocols.ask import Ask, Usage
 from bien.gateway.protocols.scores import Score
 
 DONE = b"data: [DONE]\n\n"
@@ -31,6 +33,7 @@ class Events:
         start = b"data: " + encode(head)[:-1] + b',"choices":['
         self._continuous = ask.continuous_usage
         self._include = ask.include_usage
+        self._metrics = ask.speculation_metrics
         # With usage asked for, chunks before the last one say null, as the API does.
         self._end = b',"usage":null}\n\n' if ask.include_usage else b"}\n\n"
         self._start = start
@@ -59,11 +62,14 @@ class Events:
         end = extension(speculation) + self._tail(usage)
         return b"".join((self._start, b'{"index":%d,' % index, self._closing, encode(finish), b"}]", end))
 
-    def end(self, usage: Usage) -> bytes:
-        """Usage where asked for, and the end mark."""
-        if not self._include:
-            return DONE
-        return b"".join((self._start, b'],"usage":', encode(usage), b"}\n\n", DONE))
+    def end(self, usage: Usage, drafts: DraftCounts | None) -> bytes:
+        """Usage and what drafting did where asked for, and the end mark."""
+        said = (b',"usage":' + encode(usage) if self._include else b"") + self.metrics(drafts)
+        return b"".join((self._start, b"]", said, b"}\n\n", DONE)) if said else DONE
+
+    def metrics(self, drafts: DraftCounts | None) -> bytes:
+        """The field for it, where asked for."""
+        return metrics_field(drafts) if self._metrics else b""
 
     def _tail(self, usage: Usage | None) -> bytes:
         if self._continuous and usage is not None:

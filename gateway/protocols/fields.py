@@ -10,7 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,16 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # accepted: padding against traffic analysis is not added
 
 
+class PredictedPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+
 class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`Any` fields are either in `ONLY` or have no effect on the result."""
 
@@ -51,6 +61,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[str, float] | None = None  # token id, as JSON's keys are text: -100 to 100
     presence_penalty: float | None = None  # -2 to 2, for tokens of the output
     frequency_penalty: float | None = None  # -2 to 2, for each time in the output
+    prediction: PredictedOutput | None = None  # the output expected: it is drafted, and never forced
     # extensions shared with other engines
     min_p: float | None = None  # 0 to 1
     repetition_penalty: float | None = None  # 0.01 to 2, for tokens of prompt and output
@@ -63,6 +74,9 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     session_id: str | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = None  # 0 to 20 alternatives per token of the prompt; not in streams
+    speculate: bool | None = None  # false: no drafts are verified for this request
+    max_draft_tokens: int | None = None  # verified at a time; 0: none
+    speculation_metrics: bool | None = None  # the answer has vLLM's metrics.speculative_decoding
     n: int | None = None  # 1 to 128 choices
     best_of: int | None = None  # n: the best of more is not looked for
     # served with these values only (see ONLY)
@@ -146,6 +160,10 @@ def common(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "salt": _salt(fields.cache_salt),
         "n": _choices(fields),
         "prompt_logprobs": _prompt_logprobs(fields),
+        "speculate": fields.speculate is not False,
+        "max_drafts": _max_drafts(fields.max_draft_tokens),
+        "prediction": _prediction(fields.prediction),
+        "speculation_metrics": bool(fields.speculation_metrics),
     }
     if max_tokens is not None and out["min_tokens"] > max_tokens:
         raise UserError(
@@ -279,6 +297,17 @@ def _at_least(name: str, value: int | None, low: int, default: int) -> int:
     if not low <= value <= MAX_INT:
         raise UserError(f"{name}={value}; valid: {low} to {MAX_INT}", field=name)
     return value
+
+
+def _max_drafts(value: int | None) -> int | None:
+    return None if value is None else _at_least("max_draft_tokens", value, 0, 0)
+
+
+def _prediction(value: PredictedOutput | None) -> str:
+    if value is None:
+        return ""
+    content = value.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _priority(value: int | None) -> int:

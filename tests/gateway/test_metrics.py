@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from bien.core.clock import VirtualClock
 from bien.core.errors import OverloadError, WorkerDiedError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.gateway.core import Gateway
 from bien.gateway.testing.fake_worker import FakeWorker
 from bien.plugins.routers.round_robin import RoundRobin
@@ -67,6 +68,31 @@ def test_metrics_tell_what_happened(make_gateway: MakeGateway) -> None:
         return registry.get_sample_value(name, labels)
 
     VirtualClock.run(main())
+
+
+def test_drafts_in_vllms_names(make_gateway: MakeGateway) -> None:
+    registry = CollectorRegistry()
+
+    async def main() -> None:
+        worker = FakeWorker(CLOCK)
+        make_gateway(worker, metrics=registry)
+        drafts = {"mine": SourceCounts(9, 20, 12, [9, 7, 4], [8, 3, 1]), "prediction": SourceCounts(1, 2, 0)}
+        worker.load(drafts=DraftCounts(drafts))
+        await CLOCK.sleep(1.0)
+
+    VirtualClock.run(main())
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"bien_spec_decode_{name}_total", {"worker": "w0", **labels})
+
+    assert value("num_drafts", source="mine") == 9
+    assert value("num_draft_tokens", source="mine") == 20
+    assert value("num_accepted_tokens", source="mine") == 12
+    assert value("num_accepted_tokens_per_pos", source="mine", position="0") == 8
+    assert value("num_accepted_tokens_per_pos", source="mine", position="2") == 1
+    assert value("num_draft_tokens_per_pos", source="mine", position="1") == 7
+    assert value("num_accepted_tokens_per_pos", source="mine", position="3") is None
+    assert value("num_accepted_tokens", source="prediction") == 0
 
 
 def test_first_and_last_token_of_a_jump_count_at_their_own_times(make_gateway: MakeGateway) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.request import TokenIds
+from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.core.testing.text import byte_level
 from bien.core.text.model import TextModel
 from bien.core.text.tokenizer import Tokenizer
@@ -51,7 +52,11 @@ async def test_exact_events_of_a_chat(http: aiohttp.ClientSession, fake: Any) ->
         "completion_tokens": 3,
         "total_tokens": prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert got == [
         choice({"role": "assistant", "content": ""}),
@@ -73,8 +78,10 @@ async def test_totals_of_speculation_come_with_token_ids(
     http: aiohttp.ClientSession, fake: Any, path: str, body: dict[str, Any]
 ) -> None:
     ids = TokenIds.of(fake.text("llo"))
-    fake.script = ["he", Output(1, 3, ids.packed, drafted=6, accepted=4, rounds=2)]
-    totals = {"drafted": 6, "accepted": 4, "rounds": 2}
+    counts = DraftCounts({"own": SourceCounts(2, 6, 4, [2, 2, 2], [2, 1, 1])})
+    fake.script = ["he", Output(1, 3, ids.packed, drafted=6, accepted=4, rounds=2, drafts=counts)]
+    totals = {"drafted": 6, "accepted": 4, "rounds": 2, "drafted_at": [2, 2, 2], "accepted_at": [2, 1, 1]}
+    totals["sources"] = {"own": dict(totals)}
     for more, want in (({"return_token_ids": True}, totals), ({}, None)):
         usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         for options in ({}, usage):
