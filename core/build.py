@@ -66,9 +66,12 @@ class BuiltWorker:
     architecture: Architecture
     parts: Parts  # the executor's: closed last
     depth: int = 2  # steps in flight that pay off when the executor computes by itself
+    others: tuple[BuiltWorker, ...] = ()  # of a worker with several dp_ranks, from the second on
 
     def close(self) -> None:
         with ExitStack() as closing:
+            for other in self.others:
+                closing.callback(other.close)
             closing.callback(self.parts.close)
             closing.callback(self.executor.close)
             closing.callback(self.engine.close)
@@ -82,15 +85,24 @@ def build_worker(
     pool = compose_pool(start.model, start.pool, start.plugins)
     # The boot id makes it unique: after a restart the cache is empty, whatever the epoch says.
     generation = f"{os.urandom(6).hex()}-{start.epoch}"
-    return build(
-        pool,
-        id=start.id,
-        generation=generation,
-        rng=random.Random(start.seed),
-        threads=start.threads,
-        progress=progress,
-        ranks=ranks,
-    )
+    with ExitStack() as made:
+        found: list[BuiltWorker] = []
+        for rank in range(start.pool.dp_ranks):
+            one = build(
+                pool,
+                id=start.id,
+                generation=generation,
+                rng=random.Random(None if start.seed is None else start.seed + rank),
+                threads=start.threads,
+                progress=progress,
+                ranks=ranks,
+            )
+            found.append(one)
+            made.callback(one.close)
+        made.pop_all()
+    first, *others = found
+    info = msgspec.structs.replace(first.info, dp_ranks=len(found))
+    return replace(first, info=info, others=tuple(others))
 
 
 def build(

@@ -26,7 +26,7 @@ def available_cores(quota_file: Path = QUOTA) -> int:
 
 
 def share_threads(pools: Iterable[PoolSpec], host: HostSpec, available: int) -> tuple[list[int], list[str]]:
-    """Threads of one worker of each pool, and warnings.
+    """Threads of one engine of each pool, and warnings.
 
     Pools that name theirs have them; the others get even shares of the cores that are left, one at least.
     Simulated workers wait and do not count. ResourceError with the numbers where the sum exceeds the cores
@@ -36,11 +36,11 @@ def share_threads(pools: Iterable[PoolSpec], host: HostSpec, available: int) -> 
     pools = list(pools)
     cores = _cores(host, available)
     computing = [pool for pool in pools if pool.executor.use != "simulated"]
-    named = sum(pool.count * _sum(pool, pool.threads) for pool in computing if pool.threads)
+    named = sum(pool.engines * _sum(pool, pool.threads) for pool in computing if pool.threads)
     share = _share([pool for pool in computing if not pool.threads], cores - named)
     threads = [pool.threads or max(share, pool.devices) for pool in pools]
     shown = [(pool, n) for pool, n in zip(pools, threads, strict=True) if pool in computing]
-    total = sum(pool.count * _sum(pool, n) for pool, n in shown)
+    total = sum(pool.engines * _sum(pool, n) for pool, n in shown)
     if total <= cores:
         return threads, []
     parts = "; ".join(_part(pool, n) for pool, n in shown)
@@ -59,12 +59,12 @@ def share_threads(pools: Iterable[PoolSpec], host: HostSpec, available: int) -> 
 
 def _share(pools: list[PoolSpec], cores: int) -> int:
     # Workers with more ranks than an even share take one core per rank; the others share what is left.
-    share = max(1, cores // max(1, sum(pool.count for pool in pools)))
+    share = max(1, cores // max(1, sum(pool.engines for pool in pools)))
     wide = [pool for pool in pools if pool.devices > share]
     if not wide:
         return share
     rest = [pool for pool in pools if pool.devices <= share]
-    return _share(rest, cores - sum(pool.count * pool.devices for pool in wide)) if rest else 1
+    return _share(rest, cores - sum(pool.engines * pool.devices for pool in wide)) if rest else 1
 
 
 def _cores(host: HostSpec, available: int) -> int:
@@ -86,4 +86,5 @@ def _sum(pool: PoolSpec, threads: int | None) -> int:
 
 def _part(pool: PoolSpec, threads: int) -> str:
     ranks = f"{pool.devices} ranks x " if pool.devices > 1 else ""
-    return f"pool {pool.name!r}: {pool.count} x {ranks}{_sum(pool, threads) // pool.devices}"
+    engines = f"{pool.dp_ranks} engines x " if pool.dp_ranks > 1 else ""
+    return f"pool {pool.name!r}: {pool.count} x {engines}{ranks}{_sum(pool, threads) // pool.devices}"

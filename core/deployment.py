@@ -49,7 +49,8 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 1
     device: str = "cpu"
     devices: int = 1  # ranks of one engine
-    threads: int | None = None  # of one worker, all its ranks; None: an even share of the cores
+    dp_ranks: int = 1  # engines of one worker: each has weights, KV, slots, devices and threads of its own
+    threads: int | None = None  # of one engine, all its ranks; None: an even share of the cores
     kv_tokens: int | None = None  # None only where kv_memory is given, or the executor's machine decides
     kv_memory: int | None = None
     snapshots: int = 64  # blocks of each STATE group beyond one per slot
@@ -64,6 +65,11 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculator: Selection | None = None
     speculation: SpeculationSpec = SpeculationSpec()  # how drafts are verified, and how many
     kv_store: Selection | None = None
+
+    @property
+    def engines(self) -> int:
+        """Of all workers."""
+        return self.count * self.dp_ranks
 
     def __post_init__(self) -> None:
         if self.kv_tokens is None and self.kv_memory is None and "machine" not in self.executor.parameters:
@@ -245,8 +251,11 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         yield from _below(f"pool {remote.name!r}", {"devices": remote.devices}, 1)
     for i, pool in enumerate(pools):
         path = f"pool[{i}]"
-        ones = {key: getattr(pool, key) for key in ("count", "devices", "threads", "slots")}
+        ones = {key: getattr(pool, key) for key in ("count", "devices", "dp_ranks", "threads", "slots")}
         yield from _below(path, ones, 1)
+        if pool.dp_ranks > 1 and pool.devices > 1:
+            text = f"{pool.dp_ranks} engines of {pool.devices} devices each are not there yet in one worker"
+            yield f"{path}.dp_ranks", f"{text}; valid: 1, with a higher count"
         states = {"snapshots": pool.snapshots, "snapshot_tokens": pool.snapshot_tokens}
         yield from _below(path, states, 0)
         if 0 < pool.snapshot_tokens < block:

@@ -121,7 +121,7 @@ def climb(
             field="ladder",
         )
     outputs = ladder_outputs(json, caps)
-    workers = sum(pool.count for pool in deployment.pool)
+    workers = sum(pool.engines for pool in deployment.pool)
     rungs = []
     for cap in caps:
         trees = concurrency if concurrency is not None else cap * workers
@@ -135,7 +135,7 @@ def climb(
         say(f"rung {number}/{len(rungs)}: at most {cap} running a worker, {_trees(trees)}")
         result, interrupted = run(chosen, load, path)
         if ladder is None and result is not None:
-            accelerators = sum(pool.count * pool.devices for pool in deployment.pool)
+            accelerators = sum(pool.engines * pool.devices for pool in deployment.pool)
             ladder = Ladder(
                 kind=result.kind, model=result.card.model, workers=workers, accelerators=accelerators
             )

@@ -176,8 +176,14 @@ def _simulate(
 
 
 def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
-    """Every worker of every pool, on the virtual clock."""
+    """Every worker of every pool, on the virtual clock. UserError: one has several engines."""
     for pool in composition.pools:
+        if (ranks := pool.spec.dp_ranks) > 1:
+            raise UserError(
+                f"pool {pool.spec.name!r}: dp_ranks is {ranks}, and simulated workers have one engine each; "
+                f"valid: dp_ranks = 1, count = {pool.spec.engines}",
+                field="dp_ranks",
+            )
         for number in range(pool.spec.count):
             yield build(
                 pool,

@@ -125,7 +125,7 @@ class Stack:
     @property
     def accelerators(self) -> int:
         """Of the deployment; of others' servers as many as their pools say."""
-        own = sum(p.spec.count * p.spec.devices for p in self.composition.pools)
+        own = sum(p.spec.engines * p.spec.devices for p in self.composition.pools)
         sizes = self._engines.sizes if self._engines is not None else ()
         remote = zip(self.composition.deployment.remote, sizes, strict=True)
         return own + sum(spec.devices * workers for spec, workers in remote)

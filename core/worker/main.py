@@ -96,18 +96,20 @@ async def _serve(
     on_loss: Callable[[Callable[[str], None]], None],
 ) -> int:
     server = Server(built.info, start.token)
-    steps = StepLog(Path(start.pool.step_log) / f"{start.id}.jsonl") if start.pool.step_log else None
-    server.engine = EngineThread(built.engine, built.executor, server, depth=built.depth, steps=steps)
+    for rank, one in zip(server.ranks, (built, *built.others), strict=True):
+        steps = _step_log(start, rank.number)
+        rank.engine = EngineThread(one.engine, one.executor, rank, depth=one.depth, steps=steps)
     host, port = await server.listen(start.host, start.port)
     if start.publication is not None:
         from bien.core.worker.publisher import Publisher
 
-        def ask(dp_rank: int) -> None:  # this process has one engine
-            server.engine.snapshot(PUBLISHER)
+        def ask(dp_rank: int) -> None:
+            server.ranks[dp_rank].engine.snapshot(PUBLISHER)
 
         server.publisher = Publisher(start.publication, built.info, host, port, ask)
         server.publisher.start()
-    server.engine.start()
+    for rank in server.ranks:
+        rank.engine.start()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop, "SIGTERM")
     on_loss(server.stop)
     announce(Ready(host, port, built.info))
@@ -116,8 +118,16 @@ async def _serve(
     if server.publisher is not None:
         ends.append(server.publisher.close())
     await asyncio.gather(*ends)
-    built.parts.close()
+    for one in (built, *built.others):
+        one.parts.close()
     return 0 if reason == "stopped" else 1
+
+
+def _step_log(start: WorkerStart, dp_rank: int) -> StepLog | None:
+    if not start.pool.step_log:
+        return None
+    name = start.id if start.pool.dp_ranks == 1 else f"{start.id}.{dp_rank}"
+    return StepLog(Path(start.pool.step_log) / f"{name}.jsonl")
 
 
 class _Up:

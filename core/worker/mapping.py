@@ -87,13 +87,16 @@ class FrameMaker:
         time: float = 0.0,
     ) -> dict[int, StepFrame]:
         """Every client gets events and load; outputs go to their owners only."""
-        batch = self.batch = self._batch(report.events)
+        self.batch = self._batch(report.events)
         outputs = requests.outputs(report.outputs)
-        return {client: StepFrame(outputs.get(client, []), batch, stats, time) for client in clients}
+        return {client: self._frame(outputs.get(client, []), stats, time) for client in clients}
 
     def snapshot(self, events: list[KVEvent]) -> Snapshot:
         """`events` must hold what the batches numbered so far have led to, no more and no less."""
         return Snapshot(self._generation, self.seq, events, self._dp_rank)
+
+    def _frame(self, outputs: list[Output], stats: WorkerStats, time: float) -> StepFrame:
+        return StepFrame(outputs, self.batch, stats, time, self._dp_rank)
 
     def _batch(self, events: list[KVEvent]) -> EventBatch | None:
         if not events:

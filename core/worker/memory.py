@@ -35,7 +35,7 @@ class MemoryPlan:
 
     @property
     def need(self) -> int:
-        return self.gateway + sum(w.pool.count * w.total for w in self.workers)
+        return self.gateway + sum(w.pool.engines * w.total for w in self.workers)
 
     @property
     def fits(self) -> bool:
@@ -47,7 +47,7 @@ class MemoryPlan:
         for w in self.workers:
             parts = (w.weights, w.kv, w.store, w.workspace, w.process, w.total)
             numbers = (f"{-(-n // MB):,}" for n in parts)
-            rows.append((w.pool.name, f"{w.pool.count} x", f"{w.pool.kv_tokens or 0:,}", *numbers))
+            rows.append((w.pool.name, f"{w.pool.engines} x", f"{w.pool.kv_tokens or 0:,}", *numbers))
         widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
         table = ["  ".join(map(_cell, row, widths)) for row in rows]
         budget = "" if self.host.memory is None else f" (host.memory is {megabytes(self.host.memory)})"
@@ -70,7 +70,7 @@ class MemoryPlan:
 
     def advice(self) -> str:
         """What would make it fit: the largest KV that does, where that helps."""
-        kv = sum(w.pool.count * w.kv for w in self.workers)
+        kv = sum(w.pool.engines * w.kv for w in self.workers)
         room = self.limit - (self.need - kv)
         if kv and room > 0:
             share = [

@@ -7,12 +7,12 @@ import hmac
 import logging
 from typing import TYPE_CHECKING, cast
 
-from bien.core.errors import ExecutorDiedError, ResourceError, UserError
+from bien.core.errors import ResourceError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
-from bien.core.worker.loop import EngineThread
-from bien.core.worker.mapping import FrameMaker, RequestMap, duplicate, error_output
+from bien.core.worker.engine_rank import STOPPED, EngineRank
+from bien.core.worker.mapping import RequestMap, duplicate, error_output
 from bien.core.worker.messages import (
     PROTOCOL,
     Abort,
@@ -28,7 +28,6 @@ from bien.core.worker.messages import (
     WorkerInfo,
     WorkerStats,
 )
-from bien.core.worker.newest import Newest
 from bien.core.worker.parts import Assembler, check_packing
 from bien.core.worker.wire import MAX_TO_WORKER, WireError, frame, to_worker_reader, tune
 
@@ -42,12 +41,12 @@ log = logging.getLogger("bien.worker")
 
 
 class Server:
-    """Lives on the event loop; is the `EngineListener` of the engine thread."""
+    """Lives on the event loop; is the `RankListener` of its engines."""
 
     def __init__(self, info: WorkerInfo, token: str) -> None:
         self.info = info
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # with the reason
-        self.engine: EngineThread  # set by `run`
+        self.ranks = [EngineRank(info, number, self) for number in range(info.dp_ranks)]
         self.publisher: Publisher | None = None  # set by `run`, where the worker publishes
         self._token = token
         self._loop = asyncio.get_running_loop()
@@ -55,9 +54,8 @@ class Server:
         self._gateways: dict[int, _Gateway] = {}  # those that have joined
         self._count = 0
         self._requests = RequestMap()
-        self._frames = FrameMaker(info.id, info.generation)
-        self._stats = WorkerStats()
-        self._newest = Newest()
+        self._places: dict[str, EngineRank] = {}  # of requests that have not ended, by engine id
+        self._ended: dict[int, str] = {}  # engines that have stopped, and why
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept gateways; the address. ResourceError when the port cannot be had."""
@@ -72,9 +70,10 @@ class Server:
         return address[0], address[1]
 
     def stop(self, reason: str) -> None:
-        """Ask the engine to stop; `stopped` is set once it has."""
+        """Ask the engines to stop; `stopped` is set once all have."""
         log.info("stopping: %s", reason)
-        self.engine.stop()
+        for rank in self.ranks:
+            rank.engine.stop()
 
     async def close(self, reason: str) -> None:
         """Say goodbye to every gateway and let the last bytes out."""
@@ -99,23 +98,33 @@ class Server:
         gateway.client = self._count
         self._gateways[gateway.client] = gateway
         gateway.send(Hello(PROTOCOL, self.info))
-        gateway.send(StepFrame(stats=self._stats, unseen=self._newest.ahead_of(gateway.client)))
+        for rank in self.ranks:
+            unseen = rank.newest.ahead_of(gateway.client)
+            gateway.send(StepFrame(stats=rank.stats, dp_rank=rank.number, unseen=unseen))
         if self.publisher is not None:
             self.publisher.hurry()
 
     def submit(self, client: int, rid: int, request: GenerateRequest) -> None:
         try:
-            accepted = self._requests.add(client, rid, request)
+            rank = self.rank(request.dp_rank)
             check_packing(request.prompt)
+            accepted = self._requests.add(client, rid, request)
         except UserError as error:
             self.refuse(client, rid, error)
         else:
-            self.engine.submit(accepted)
+            self._places[accepted.id] = rank
+            rank.engine.submit(accepted)
             tokens = len(request.prompt) - request.predicted_cached_tokens
-            self._newest.add(accepted.id, client, max(1, tokens))
+            rank.newest.add(accepted.id, client, max(1, tokens))
             for other, gateway in self._gateways.items():
                 if other != client:
-                    gateway.send(StepFrame(unseen=self._newest.ahead_of(other)))
+                    gateway.send(StepFrame(dp_rank=rank.number, unseen=rank.newest.ahead_of(other)))
+
+    def rank(self, number: int) -> EngineRank:
+        """UserError: there is none."""
+        if not 0 <= number < len(self.ranks):
+            raise UserError(f"dp_rank is {number}; valid: 0 to {len(self.ranks) - 1}", field="dp_rank")
+        return self.ranks[number]
 
     def refuse(self, client: int, rid: int, error: UserError) -> None:
         """End whatever goes by this rid with an error."""
@@ -125,71 +134,61 @@ class Server:
     def abort(self, client: int, rid: int) -> None:
         id = self._requests.remove(client, rid)
         if id is not None:
-            self._newest.remove(id)
-            self.engine.abort(id)
+            self._leave(id)
 
     def lost(self, client: int) -> None:
         """A gateway is gone; so are its requests."""
         del self._gateways[client]
         ids = self._requests.drop(client)
         for id in ids:
-            self._newest.remove(id)
-            self.engine.abort(id)
+            self._leave(id)
         log.info("gateway %d left; %d requests aborted", client, len(ids))
 
-    # EngineListener: on the engine thread.
+    # RankListener
 
-    def on_report(self, report: StepReport, stats: WorkerStats) -> None:
-        self._later(self._report, report, stats, self.engine.received)
-
-    def on_refused(self, id: str, error: Exception) -> None:
-        self._later(self._refused, id, error)
-
-    def on_snapshot(self, client: int, events: list[KVEvent]) -> None:
-        self._later(self._snapshot, client, events)
-
-    def on_stop(self, error: BaseException | None) -> None:
-        reason = "stopped" if error is None else f"engine failed: {type(error).__name__}: {error}"
-        if isinstance(error, ExecutorDiedError):
-            reason = str(error)
-        self._later(self._set_stopped, reason)
-
-    def _later(self, call: object, *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
-        except RuntimeError:  # the loop is closed: nobody is left to be told
-            pass
-
-    # The same, on the event loop.
-
-    def _report(self, report: StepReport, stats: WorkerStats, received: int) -> None:
-        self._stats = stats
-        self._newest.reported(report.outputs, stats.queued_tokens, received)
-        for client, message in self._frames.frames(report, stats, self._gateways, self._requests).items():
-            message.unseen = self._newest.ahead_of(client)
+    def report(self, rank: EngineRank, report: StepReport, stats: WorkerStats, received: int) -> None:
+        rank.stats = stats
+        rank.newest.reported(report.outputs, stats.queued_tokens, received)
+        for output in report.outputs:
+            if output.finish is not None:
+                self._places.pop(output.id, None)
+        for client, message in rank.frames.frames(report, stats, self._gateways, self._requests).items():
+            message.unseen = rank.newest.ahead_of(client)
             self._gateways[client].send(message)
-        if self.publisher is not None and self._frames.batch is not None:
-            self.publisher.add(self._frames.batch)
+        if self.publisher is not None and rank.frames.batch is not None:
+            self.publisher.add(rank.frames.batch)
 
-    def _refused(self, id: str, error: Exception) -> None:
-        self._newest.remove(id)
+    def refused(self, rank: EngineRank, id: str, error: Exception) -> None:
+        rank.newest.remove(id)
+        self._places.pop(id, None)
         owner = self._requests.owner(id)
         if owner is not None:
             self._requests.remove(*owner)
             self._fail(*owner, error)
 
+    def snapshot(self, rank: EngineRank, client: int, events: list[KVEvent]) -> None:
+        if client == PUBLISHER and self.publisher is not None:
+            self.publisher.snapshot(rank.frames.snapshot(events))
+        if client in self._gateways:
+            self._gateways[client].send(rank.frames.snapshot(events))
+
+    def ended(self, rank: EngineRank, reason: str) -> None:
+        """The others do not go on without it: a worker lives and dies as one."""
+        if not self._ended:
+            for other in self.ranks:
+                other.engine.stop()
+        self._ended[rank.number] = reason
+        if len(self._ended) == len(self.ranks) and not self.stopped.done():
+            failed = [why for why in self._ended.values() if why != STOPPED]
+            self.stopped.set_result(failed[0] if failed else STOPPED)
+
+    def _leave(self, id: str) -> None:
+        rank = self._places.pop(id)
+        rank.newest.remove(id)
+        rank.engine.abort(id)
+
     def _fail(self, client: int, rid: int, error: Exception) -> None:
         self._gateways[client].send(StepFrame([error_output(rid, error)]))
-
-    def _snapshot(self, client: int, events: list[KVEvent]) -> None:
-        if client == PUBLISHER and self.publisher is not None:
-            self.publisher.snapshot(self._frames.snapshot(events))
-        if client in self._gateways:
-            self._gateways[client].send(self._frames.snapshot(events))
-
-    def _set_stopped(self, reason: str) -> None:
-        if not self.stopped.done():
-            self.stopped.set_result(reason)
 
 
 class _Gateway(asyncio.Protocol):
@@ -263,7 +262,10 @@ class _Gateway(asyncio.Protocol):
                 self._assembler.drop(message.rid)
                 self._server.abort(self.client, message.rid)
             case SnapshotRequest():
-                self._server.engine.snapshot(self.client)
+                try:
+                    self._server.rank(message.dp_rank).engine.snapshot(self.client)
+                except UserError as error:
+                    raise WireError(str(error)) from None
             case Shutdown():
                 self._server.stop(message.reason or "a gateway asked for it")
             case Join():

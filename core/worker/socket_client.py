@@ -65,7 +65,8 @@ class SocketClient(asyncio.Protocol):
         self._parts = PartQueue()
         self._pumping = False
         self._paused = False
-        self._snapshots: deque[asyncio.Future[Snapshot]] = deque()
+        # By rank, each of which answers in order.
+        self._snapshots: dict[int, deque[asyncio.Future[Snapshot]]] = {}
         self._reason = ""  # why the connection ended, when known before its end
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._told = False  # the listener knows of the death
@@ -103,7 +104,7 @@ class SocketClient(asyncio.Protocol):
         if not self.alive:
             raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
         answer: asyncio.Future[Snapshot] = self._loop.create_future()
-        self._snapshots.append(answer)
+        self._snapshots.setdefault(dp_rank, deque()).append(answer)
         self._send(SnapshotRequest(dp_rank))
         return await answer
 
@@ -159,9 +160,10 @@ class SocketClient(asyncio.Protocol):
         if not self._joined.done():
             refused = UserError(f"worker at {self._address} refused this gateway: {told}")
             self._joined.set_exception(refused if told else ResourceError(self._reason))
-        for answer in self._snapshots:
-            if not answer.done():
-                answer.set_exception(WorkerDiedError(self._reason))
+        for answers in self._snapshots.values():
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(WorkerDiedError(self._reason))
         self._snapshots.clear()
         if not self._gone.done():
             self._gone.set_result(None)
@@ -176,7 +178,8 @@ class SocketClient(asyncio.Protocol):
             case StepFrame():
                 self._on_step(message)
             case Snapshot():
-                if self._snapshots and not (answer := self._snapshots.popleft()).done():
+                answers = self._snapshots.get(message.dp_rank)
+                if answers and not (answer := answers.popleft()).done():
                     answer.set_result(message)
             case Hello():
                 if message.protocol != PROTOCOL:

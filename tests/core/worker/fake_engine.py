@@ -194,5 +194,6 @@ def build(start: WorkerStart, progress: Callable[[str], None]) -> SimpleNamespac
         executor=FakeExecutor(),
         info=info(start.id, start.epoch),
         parts=SimpleNamespace(close=lambda: None),
+        others=(),
         depth=2,
     )

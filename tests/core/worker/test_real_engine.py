@@ -29,9 +29,10 @@ def _check(monkeypatch: pytest.MonkeyPatch) -> None:
 async def opened(depth: int = 2, blocks: int = 1024) -> AsyncIterator[tuple[Opened, Harness]]:
     made = Harness(Fcfs(FcfsConfig()), blocks=blocks, max_context=INFO.max_context)
     server = Server(INFO, "")
-    server.engine = EngineThread(made.engine, made.executor, server, depth=depth)
+    rank = server.ranks[0]
+    rank.engine = EngineThread(made.engine, made.executor, rank, depth=depth)
     host, port = await server.listen("127.0.0.1", 0)
-    server.engine.start()
+    rank.engine.start()
 
     async def kill() -> None:
         server.stop("killed")

@@ -28,7 +28,8 @@ class Running:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.server = Server(info(), TOKEN)
-        self.server.engine = EngineThread(self.engine, FakeExecutor(), self.server)  # type: ignore[arg-type]
+        rank = self.server.ranks[0]
+        rank.engine = EngineThread(self.engine, FakeExecutor(), rank)  # type: ignore[arg-type]
         self.host, self.port = "", 0
 
     async def connect(self) -> tuple[SocketClient, Recorder]:
@@ -46,7 +47,7 @@ class Running:
 async def running() -> AsyncIterator[Running]:
     worker = Running()
     worker.host, worker.port = await worker.server.listen("127.0.0.1", 0)
-    worker.server.engine.start()
+    worker.server.ranks[0].engine.start()
     try:
         yield worker
     finally:

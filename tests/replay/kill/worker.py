@@ -203,4 +203,4 @@ def build(start: WorkerStart, progress: Callable[[str], None]) -> SimpleNamespac
         vocab_size=VOCAB,
     )
     parts = SimpleNamespace(close=lambda: None)
-    return SimpleNamespace(engine=engine, executor=executor, info=info, parts=parts, depth=2)
+    return SimpleNamespace(engine=engine, executor=executor, info=info, parts=parts, depth=2, others=())

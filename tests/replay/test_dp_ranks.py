@@ -1,0 +1,95 @@
+"""A deployment whose one worker has two engines: real processes, a real model, and what becomes of a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bien.core.compose import compose
+from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
+from bien.core.errors import UserError
+from bien.core.plugins import PluginManager
+from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.testing.toy import write_toy
+from bien.replay.simulation import build_workers, simulated
+from bien.replay.stack import Stack
+
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    rank: int
+    predicted: int
+    cached: int
+
+
+def deployed(model: Path, **pool: object) -> Deployment:
+    router = Selection("kv-aware", {"fair": 0.0, "learn": False})
+    spec = PoolSpec(kv_tokens=4096, slots=4, threads=1, **pool)  # type: ignore[arg-type]
+    return Deployment(ModelSpec(str(model)), GatewaySpec(port=0, router=router), (spec,))
+
+
+async def ask(stack: Stack, first: int, output: int = 8) -> Answer:
+    prompt = TokenIds.of((first * 7 + n * n) % 250 for n in range(100))
+    sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    tokens: list[int] = []
+    cached = -1
+    async with stack.gateway.generate(GenerateRequest(f"r{first}", prompt, sampling)) as stream:
+        async for out in stream:
+            tokens += TokenIds(out.tokens).ids().tolist()
+            cached = max(cached, out.cached)
+        simulated = stack.composition.pools[0].spec.executor.use == "simulated"
+        return Answer([] if simulated else tokens, stream.dp_rank, stream.decision.predicted_cached, cached)
+
+
+async def all_of(stack: Stack, prompts: range) -> list[Answer]:
+    return await asyncio.gather(*(ask(stack, n) for n in prompts))
+
+
+@pytest.mark.parametrize("executor", ["simulated", pytest.param("torch", marks=pytest.mark.slow)])
+def test_two_engines_in_one_worker(tmp_path: Path, executor: str) -> None:
+    """Exactness is the business of `torch`: what is simulated makes tokens up."""
+    write_toy(tmp_path / "toy")
+
+    async def main() -> None:
+        expected = None
+        if executor == "torch":
+            single = await Stack.start(deployed(tmp_path / "toy"))
+            expected = [a.tokens for a in await all_of(single, range(6))]
+            await single.close()
+        of = deployed(tmp_path / "toy", dp_ranks=2, executor=Selection(executor))
+        stack = await Stack.start(of)
+        [info] = stack.workers
+        assert info.dp_ranks == 2 and stack.accelerators == 2
+        cold = await all_of(stack, range(6))
+        expected = expected or [a.tokens for a in cold]
+        assert [a.tokens for a in cold] == expected, "whichever engine it was"
+        assert {a.rank for a in cold} == {0, 1}, "they share the work"
+        assert all(a.cached == 0 for a in cold)
+        await stack.gateway.warm(5)
+        for n, before in enumerate(cold):
+            again = await ask(stack, n)
+            assert again == Answer(before.tokens, before.rank, 96, 96), "sent where it is, and found there"
+
+        os.kill(info.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while not (stack.workers and stack.workers[0].generation != info.generation):
+                await asyncio.sleep(0.02)
+        after = await all_of(stack, range(6))
+        assert [a.tokens for a in after] == expected
+        assert {a.rank for a in after} == {0, 1}
+        assert all((a.predicted, a.cached) == (0, 0) for a in after), "nothing of the former life counts"
+        await stack.close()
+
+    asyncio.run(main())
+
+
+def test_simulated_workers_have_one_engine(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy")
+    deployment, _ = simulated(deployed(tmp_path / "toy", dp_ranks=2))
+    with pytest.raises(UserError, match=r"pool 'main': dp_ranks is 2.*valid: dp_ranks = 1, count = 2"):
+        list(build_workers(compose(deployment, PluginManager.load()), 0))
