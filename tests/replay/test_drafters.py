@@ -13,12 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from bien.core.speculation.options import SpeculationSpec
 from bien.replay.bench.drafters import __main__ as command
 from bien.replay.bench.drafters import training
 from bien.replay.bench.drafters.acceptance import Proposal, Rounds, _follow, _judge, drafted, speculate
 from bien.replay.bench.drafters.calibration import calibration_error, fit_temperatures, scaled
 from bien.replay.bench.drafters.network import Drafter
-from bien.replay.bench.drafters.target import Target, encoded, standard_library, train_target, windows
+from bien.replay.bench.drafters.served import selection, serve
+from bien.replay.bench.drafters.study import CONTEXT, MATCH, Budget, Study, save, study
+from bien.replay.bench.drafters.target import (
+    Progress,
+    Target,
+    encoded,
+    standard_library,
+    train_target,
+    windows,
+)
 from bien.replay.bench.drafters.training import CE_ONLY, SPARK, Recipe, block_loss, train_drafter
 from tests.plugins.speculators.block_oracle import Oracle
 
@@ -244,3 +254,69 @@ def test_the_table(
     assert "seed 0, DSpark: step 0, loss" in out.err
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")}
     assert {"seed-0/target/config.json", "seed-0/dspark/calibration.json"} <= written
+
+
+# -- trained ones
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
+    budget = Budget(contexts=240, rounds=6)
+    found = study(0, budget, standard_library(), ("DFlash, cross-entropy", "DSpark", MATCH), told)
+    folder = tmp_path_factory.mktemp("trained")
+    save(found, folder)
+    return found, folder
+
+
+def told(name: str) -> Progress:
+    def tell(step: int, loss: float) -> None:
+        if step % 25 == 0:
+            print(f"{name}: step {step}, loss {loss:.3f}", flush=True)
+
+    return tell
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_dspark_is_taken_more_often_than_dflash(trained: tuple[Study, Path]) -> None:
+    flash, spark, match = trained[0].rows
+    assert flash.warm > 1.5
+    assert spark.warm > flash.warm + 0.3
+    assert match.warm < flash.warm
+    # DFlash's later drafts do not know what came before them.
+    assert sum(spark.positions[2:5]) > sum(flash.positions[2:5])
+    assert spark.error is not None and max(spark.error) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["DFlash, cross-entropy", "DSpark"])
+def test_trained_drafters_in_the_engine(name: str, trained: tuple[Study, Path]) -> None:
+    """Loaded by their plugins: taken as often as in the trainer's own loop, within what chance allows."""
+    found, folder = trained
+    contexts = windows(standard_library()[1], 96, CONTEXT, torch.Generator().manual_seed(1000)).tolist()
+    chosen = selection(found, name, folder)
+    counts = serve(folder / "target", chosen, SpeculationSpec(verification="standard"), contexts, 20).counts
+    (row,) = [row for row in found.rows if row.name == name]
+    reached = counts.rounds
+    for k in range(3):
+        tried = min(reached, counts.drafted_at[k])
+        share = counts.accepted_at[k] / tried
+        assert abs(share - row.positions[k]) < 4 * math.sqrt(0.25 / tried) + 0.02, f"draft {k}"
+        reached = counts.accepted_at[k]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("noise", ["quantile", "gumbel"])
+def test_texts_are_those_without_a_drafter(noise: Any, trained: tuple[Study, Path]) -> None:
+    found, folder = trained
+    contexts = windows(standard_library()[1], 24, CONTEXT, torch.Generator().manual_seed(7)).tolist()
+    spec = SpeculationSpec(noise=noise)
+    alone = serve(folder / "target", None, spec, contexts, 24, dtype="float64")
+    for name in found.drafters:
+        drafted = serve(
+            folder / "target", selection(found, name, folder), spec, contexts, 24, dtype="float64"
+        )
+        assert drafted.texts == alone.texts
+        assert drafted.counts.accepted > 20

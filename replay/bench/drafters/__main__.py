@@ -1,14 +1,15 @@
 """Block drafters trained for a tiny target: how many drafts it takes, by real rejection sampling.
 
 python -m bien.replay.bench.drafters [--seeds 3] [--target-steps 350] [--steps 150] [--contexts 400]
-    [--rounds 6] [--threads 1] [--keep FOLDER]
+    [--rounds 6] [--threads 1] [--keep FOLDER] [--engine]
 
 Per seed: a byte-level target of three layers learns the text of Python's standard library, then each drafter
 of two layers (blocks of 7, states of the target's first two layers) learns from it. Judged behind 88 bytes of
 held-out files; beside them what follows the longest match in a text's own end. tokens: gained per round, at
 temperature 1 and greedy; positions: share taken of the drafts whose predecessors are; ECE: calibration error
 of the chance that all drafts up to a position are taken, before and after temperatures that were fitted on
-other texts. Budgets are steps; seconds are of CPU. --keep writes models that `bien` serves.
+other texts. Budgets are steps; seconds are of CPU. --keep writes models that `bien` serves. --engine: what
+the first seed's drafters reach in the engine, loaded by their plugins, for each way to verify their drafts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from bien.replay.bench.drafters.study import MATCH, RECIPES, Budget, Row, Study, save, study
-from bien.replay.bench.drafters.target import Progress, standard_library
+from bien.core.speculation.options import SpeculationSpec
+from bien.replay.bench.drafters.served import selection, serve
+from bien.replay.bench.drafters.study import CONTEXT, MATCH, RECIPES, Budget, Row, Study, save, study
+from bien.replay.bench.drafters.target import Progress, standard_library, windows
 
 HEAD = f"{'':24}{'weights':>9}{'train s':>9}{'T=1':>6}{'T=0':>6}  {'ECE':13}  positions at T=1"
 
@@ -41,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=usual.rounds)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--engine", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     budget, text = Budget(args.target_steps, args.steps, args.contexts, args.rounds), standard_library()
@@ -58,6 +64,36 @@ def main() -> None:
         rows = [s.rows[i] for s in found]
         warm = [row.warm for row in rows]
         print(line(mean(name, rows)), f" ({min(warm):.2f} to {max(warm):.2f})")
+    if args.engine:
+        engine(found[0], text[1], budget)
+
+
+WAYS = {
+    "standard": SpeculationSpec(verification="standard"),
+    "block": SpeculationSpec(verification="block"),
+    "invariant, gumbel": SpeculationSpec(noise="gumbel"),
+    "invariant, quantile": SpeculationSpec(),
+}
+
+
+def engine(found: Study, held: Tensor, budget: Budget) -> None:
+    """Print tokens per round by verification, for drafts that are drawn and for the likeliest ones."""
+    contexts = windows(held, budget.contexts // 4, CONTEXT, torch.Generator().manual_seed(1000)).tolist()
+    print(
+        f"\nseed 0 in the engine, tokens per round at temperature 1\n{'':24}"
+        + "".join(map("{:>22}".format, WAYS))
+    )
+    with tempfile.TemporaryDirectory() as name:
+        save(found, Path(name))
+        for drafter in found.drafters:
+            for sampled in (True, False):
+                lengths = []
+                for spec in WAYS.values():
+                    chosen = selection(found, drafter, Path(name), sampled=sampled)
+                    counts = serve(Path(name) / "target", chosen, spec, contexts, 4 * budget.rounds).counts
+                    lengths.append(f"{counts.acceptance_length:22.2f}")
+                kind = "drawn" if sampled else "likeliest"
+                print(f"{drafter:24}" + "".join(lengths), f" {kind}", flush=True)
 
 
 def line(row: Row) -> str:
