@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from bien.core.architectures.registry import read_architecture
 from bien.core.executors.make import make_executor
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import toy_config, write_toy
+from bien.plugins.kv_stores import host
 from bien.plugins.parallel.single import Single
 from bien.plugins.quantizers.none import NoQuantizer
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 from bien.plugins.speculators import draft_model, eagle3, mtp
 from tests.core.executors.latent_models import INDEXER, SHAPE
+from tests.core.parallel.thread_group import thread_group
 from tests.plugins.speculators.folders import eagle3_config, eagle3_tensors, write, write_predicting
 
 SPOKEN = [40, 90, 111]  # what the targets mostly say: random drafts are often right
@@ -50,7 +53,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             tensors = {n: t + 0.1 * t.std() * torch.randn_like(t) for n, t in tensors.items()}
         said = torch.zeros(288, 1)
         said[SPOKEN] = 6
-        tensors["lm_head.weight"] *= said
+        head = tensors["lm_head.weight"]
+        head *= said
+        head[SPOKEN[2]] = -head[SPOKEN[0]] - head[SPOKEN[1]]  # one of them is always above zero
         save_file(tensors, folder / "model.safetensors")
     config = eagle3_config("safeailab", draft_vocab_size=len(SPOKEN))
     tensors = eagle3_tensors("safeailab", config)
@@ -61,6 +66,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+def make(folders: dict[str, Path], name: str, ctx: Context) -> Any:
+    _, module, parameters = DRAFTERS[name]
+    (provider,) = module.bien_providers()
+    own = {eagle3: {"path": str(folders["eagle3"])}, draft_model: {"model": str(folders["small"])}}
+    return provider.factory(provider.config_type(**parameters, **own.get(module, {})), ctx)
+
+
 def harness(
     folders: dict[str, Path],
     name: str,
@@ -69,14 +81,10 @@ def harness(
     spec: SpeculationSpec | None = None,
     **options: Any,
 ) -> TorchHarness:
-    kind, module, parameters = DRAFTERS[name]
-    folder, drafter = folders[kind], None
+    folder, drafter = folders[DRAFTERS[name][0]], None
     architecture = read_architecture(folder, 8, "float64", 256)
     if drafts:
-        (provider,) = module.bien_providers()
-        own = {eagle3: {"path": str(folders["eagle3"])}, draft_model: {"model": str(folders["small"])}}
-        config = provider.config_type(**parameters, **own.get(module, {}))
-        drafter = provider.factory(config, Context(architecture=architecture))
+        drafter = make(folders, name, Context(architecture=architecture))
     parts = {"quantizer": NoQuantizer(), "parallel": Single(), "speculator": drafter}
     context = Context(architecture=architecture, dtype="float64", parts=parts)
     context.speculation = spec or SpeculationSpec()
@@ -117,7 +125,11 @@ def plain(folders: dict[str, Path], name: str, temperature: float, budget: int, 
     return _plain[key]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+def some(names: Iterable[str], *fast: str) -> list[Any]:
+    return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", some(DRAFTERS, "eagle3 tree", "mtp"))
 def test_text_and_cached_tokens_are_those_without_drafts(folders: dict[str, Path], name: str) -> None:
     for temperature, budget, blocks in ((0.0, 19, 64), (1.0, 512, 64), (1.0, 512, 13)):
         h = harness(folders, name, True, budget, blocks=blocks)
@@ -133,7 +145,9 @@ def test_text_and_cached_tokens_are_those_without_drafts(folders: dict[str, Path
 
 
 @pytest.mark.parametrize("verification", ["standard", "block"])
-@pytest.mark.parametrize("name", ["eagle3 sampled", "mtp of latents", "draft-model", "eagle3 tree"])
+@pytest.mark.parametrize(
+    "name", some(("eagle3 sampled", "mtp of latents", "draft-model", "eagle3 tree"), "eagle3 sampled")
+)
 def test_drafts_are_tested_against_their_law(folders: dict[str, Path], name: str, verification: Any) -> None:
     spec = SpeculationSpec(verification=verification)
     h = harness(folders, name, spec=spec)
@@ -153,3 +167,60 @@ def test_a_model_drafts_all_of_its_own_text(folders: dict[str, Path]) -> None:
         turns(h, temperature)
         stats = h.engine.stats()
         assert stats.accepted == stats.drafted > 50
+
+
+@pytest.mark.parametrize("name", some(("eagle3", "mtp", "draft-model"), "mtp"))
+def test_two_ranks_say_what_one_says(folders: dict[str, Path], name: str) -> None:
+    def parts(ctx: Context) -> dict[str, Any]:
+        return {"quantizer": NoQuantizer(), "speculator": make(folders, name, ctx)}
+
+    folder = folders[DRAFTERS[name][0]]
+    h = TorchHarness(folder, Fcfs(FcfsConfig(token_budget=19)), {}, executor=thread_group(folder, 2, parts))
+    assert turns(h, 0.0) == plain(folders, name, 0.0, 19, 64)
+    assert h.engine.stats().accepted > 5
+    h.engine.close()
+    h.executor.close()
+
+
+@pytest.mark.parametrize("name", some(("eagle3", "mtp of latents"), "eagle3"))
+def test_what_lay_in_host_memory_is_whole(folders: dict[str, Path], name: str) -> None:
+    """Blocks come back with the drafter's entries and states: it drafts as if they had never left."""
+    accepted = []
+    for blocks in (64, 13):
+        h = harness(folders, name, True, 512, blocks=blocks)
+        (provider,) = host.bien_providers()
+        context = Context(groups=h.groups, io=h.executor.io)
+        h.use_store(provider.factory(provider.config_type(capacity_bytes=1 << 24), context))
+        prompt = text(3, 60)
+        for i in range(3):
+            h.submit(f"a{i}", prompt, max_tokens=9)
+            h.run()
+            h.submit(f"b{i}", text(50 + i, 80), max_tokens=2)  # takes the blocks
+            h.run()
+        assert h.tokens["a0"] == h.tokens["a1"] == h.tokens["a2"]
+        assert h.cached["a2"] == 56
+        accepted.append(h.engine.stats().accepted)
+        h.engine.close()
+    assert accepted[0] == accepted[1]
+
+
+def test_a_tree_of_all_that_is_said_is_walked(folders: dict[str, Path]) -> None:
+    """Two levels of every token that the target says: each round takes two drafts, wherever they lie in the
+    tree; what the drafter absorbs of a path is as if it had been a chain."""
+    DRAFTERS["eagle3 wide"] = (
+        "llama",
+        eagle3,
+        {"max_drafts": 12, "topology": "tree", "depth": 2, "top_k": 3},
+    )
+    said = []
+    for drafts in (False, True):
+        h = harness(folders, "eagle3 wide", drafts)
+        for i, n in enumerate((41, 6, 27)):
+            h.submit(f"r{i}", text(i, n), max_tokens=50)
+        h.run()
+        said.append(h.tokens)
+    assert said[0] == said[1]
+    assert {t for tokens in said[1].values() for t in tokens} <= set(SPOKEN)
+    counts = h.engine.stats().drafts.sources["drafter"]
+    assert counts.accepted_at[0] >= 0.85 * counts.rounds > 30  # but where few tokens are left
+    assert counts.accepted_at[1] >= 0.9 * counts.drafted_at[1]

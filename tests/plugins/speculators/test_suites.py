@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bien.core.api import Context, DeviceSpeculator
 from bien.core.architectures.registry import read_architecture
 from bien.core.testing.device_speculator import DeviceSpeculatorSuite
@@ -70,13 +72,6 @@ class TestEagle3(DeviceSpeculatorSuite):
     layers = 6
 
     def build(self) -> DeviceSpeculator:
-        return made(eagle3, toy_folder(6), path=eagle3_folder())
-
-
-class TestEagle3Sampled(DeviceSpeculatorSuite):
-    layers = 6
-
-    def build(self) -> DeviceSpeculator:
         return made(eagle3, toy_folder(6), path=eagle3_folder(), sampled=True)
 
 
@@ -89,6 +84,7 @@ class TestEagle3Tree(DeviceSpeculatorSuite):
         )
 
 
+@pytest.mark.slow
 class TestMtpOfAFolder(DeviceSpeculatorSuite):
     def build(self) -> DeviceSpeculator:
         return made(mtp, toy_folder(4), path=mtp_folder())
@@ -104,6 +100,7 @@ class TestMtp(DeviceSpeculatorSuite):
         return made(mtp, str(predicting_folder("glm")), sampled=True)
 
 
+@pytest.mark.slow
 class TestMtpOfLatents(DeviceSpeculatorSuite):
     layers = 2
 
