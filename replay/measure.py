@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import msgspec
 
 from bien.core import __version__
+from bien.core.speculation.counts import DraftCounts
 from bien.replay import metrics
 from bien.replay.client_cost import ClientCost
 from bien.replay.driver import Driver
@@ -18,6 +21,7 @@ from bien.replay.result import (
     Card,
     Client,
     CorpusCard,
+    DraftsReport,
     FidelityReport,
     Jobs,
     Loss,
@@ -55,6 +59,8 @@ def measure(
     ended = [r for r in driver.records if r.ended >= 0]
     good = [r for r in ended if r.ok]
     card = _card(driver, meta, ended, cost)
+    forced = _forced(deployment)
+    card.forced_acceptance = max(map(_length, forced.values()), default=None)
     result = Result(
         kind=kind,
         validity=Validity(True, []),
@@ -81,7 +87,7 @@ def measure(
             load.imbalance if load else None,
             load.utilisation if load else None,
         ),
-        speculation=SpeculationReport(metrics.acceptance_length(good)),
+        speculation=_speculation(good, forced),
         deployment=deployment,
     )
     reasons = _reasons(result, interrupted)
@@ -222,3 +228,32 @@ def _reasons(result: Result, interrupted: bool) -> list[str]:
         if lag is not None and lag > LAG_MS:
             reasons.append(f"client {name} lag p99 is {lag:.0f} ms; valid: at most {LAG_MS:.0f} ms")
     return reasons
+
+
+def _speculation(good: list[TurnRecord], forced: dict[str, list[float]]) -> SpeculationReport:
+    counts = DraftCounts()
+    for record in good:
+        if record.drafts is not None:
+            counts.merge(record.drafts)
+    total = counts.total
+    return SpeculationReport(
+        metrics.acceptance_length(good),
+        [DraftsReport(n, taken, n) for n, taken in zip(total.drafted_at, total.accepted_at, strict=True)],
+        {
+            source: DraftsReport(one.rounds, one.accepted, one.drafted, one.acceptance_length)
+            for source, one in counts.sources.items()
+        },
+        forced,
+    )
+
+
+def _forced(deployment: dict[str, Any]) -> dict[str, list[float]]:
+    """By pool that does not verify drafts, the chances by which accepted lengths are drawn."""
+    pools = deployment.get("pool", ())
+    found = {str(pool["name"]): list(pool.get("speculation", {}).get("acceptance", ())) for pool in pools}
+    return {name: chances for name, chances in found.items() if chances}
+
+
+def _length(chances: list[float]) -> float:
+    """Tokens that a round gains in the mean."""
+    return 1 + sum(accumulate(chances, mul))

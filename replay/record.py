@@ -6,6 +6,8 @@ import array
 
 import msgspec
 
+from bien.core.speculation.counts import DraftCounts
+
 
 class TurnRecord(msgspec.Struct, gc=False):
     """The driver writes the first block, the target the second, `error` either of them."""
@@ -33,6 +35,7 @@ class TurnRecord(msgspec.Struct, gc=False):
     drafted: int = -1  # speculation: totals of the request; -1 unknown
     accepted: int = -1
     rounds: int = -1
+    drafts: DraftCounts | None = None  # the same by source and position; None unknown
     chunk_times: array.array[float] = msgspec.field(default_factory=lambda: array.array("d"))
     chunk_counts: array.array[int] = msgspec.field(default_factory=lambda: array.array("I"))
 

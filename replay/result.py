@@ -42,7 +42,7 @@ class Card(msgspec.Struct):
     loop: str = "closed"  # a tree starts when another has ended; "open": when the trace says
     content: str = "filler"  # prompts are made from ids, not from text
     forced_tokens: bool = True  # the recorded continuation replaces what is sampled
-    forced_acceptance: float | None = None
+    forced_acceptance: float | None = None  # acceptance length of a pool that forces it, else null
     advance: tuple[float, float] | None = None  # parts of sessions at which the first of each lane began
     duration: float | None = None  # seconds after which the run was cut off
     coverage: float = 0.0  # share of the planned turns that gave a first token
@@ -143,8 +143,20 @@ class RouterReport(msgspec.Struct):
     utilisation: float | None = None  # share of the run in which workers computed
 
 
+class DraftsReport(msgspec.Struct):
+    """Of one source of drafts, or of one position behind the last known token."""
+
+    rounds: int  # with drafts of the source; with one at the position
+    accepted: int  # drafts
+    drafted: int  # verified
+    acceptance_length: float | None = None  # tokens that a round gains; of sources
+
+
 class SpeculationReport(msgspec.Struct):
-    acceptance_length: float | None
+    acceptance_length: float | None  # tokens that a round of drafting and verifying gains; None: no round
+    by_position: list[DraftsReport] = []  # from the first on
+    by_source: dict[str, DraftsReport] = {}  # a drafter's name, or what its drafts say of theirs
+    forced: dict[str, list[float]] = {}  # by pool: chances by position by which accepted lengths were drawn
 
 
 class Result(msgspec.Struct, kw_only=True):

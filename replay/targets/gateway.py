@@ -55,6 +55,7 @@ class GatewayTarget:
                         record.drafted = output.drafted
                         record.accepted = output.accepted
                         record.rounds = output.rounds
+                        record.drafts = output.drafts
                 record.cached = stream.cached
                 record.predicted = stream.decision.predicted_cached
                 record.worker = stream.worker

@@ -22,6 +22,7 @@ from bien.replay.targets.sse import TokenCounter
 from bien.traces.materialize import Materializer
 
 READ_BUFFER = 1 << 20  # a small one stalls long streams
+LOOK_SECONDS = 10.0  # for a small answer: models, metrics
 FOREIGN_VOCABULARY = 32000  # when a server does not say: smaller than those of current models
 WORKER_HEADER = "x-bien-worker"
 FORCED = "trace_decode_token_ids"
@@ -84,11 +85,13 @@ class HttpTarget:
         vocab_size: int | None = None,
         accelerators: int = 1,
         api_key: str | None = None,
+        silence: float | None = None,
     ) -> HttpTarget:
-        """Ask the server at `url` (with or without /v1) for its model.
+        """Ask the server at `url` (with or without /v1) for its model. `silence`: seconds without a word of an
+        answer, after which it has failed; None: any.
 
         Raises:
-            ResourceError: nothing answers there.
+            ResourceError: nothing answers there, or not in time.
             UserError: what answers is no OpenAI-style server, or serves no model.
         """
         url = url.rstrip("/").removesuffix("/v1")
@@ -97,7 +100,7 @@ class HttpTarget:
         key = api_key or os.environ.get("OPENAI_API_KEY")
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=silence),
             read_bufsize=READ_BUFFER,
             auto_decompress=False,
             headers={"Authorization": f"Bearer {key}"} if key else None,
@@ -125,6 +128,8 @@ class HttpTarget:
                 record.worker = response.headers.get(WORKER_HEADER, "")
                 record.predicted = int(response.headers.get(PREDICTED_HEADER, -1))
                 await self._read(response.content, record)
+        except aiohttp.SocketTimeoutError:
+            record.error = f"the server said nothing for {self._session.timeout.sock_read:g} s"
         except (aiohttp.ClientError, OSError) as error:
             record.error = f"{type(error).__name__}: {error}"
 
@@ -132,11 +137,12 @@ class HttpTarget:
         await self._session.close()
 
     async def metrics(self) -> str:
-        """The server's /metrics page; empty if it has none."""
+        """The server's /metrics page; empty if it has none, or does not give it in time."""
         try:
-            async with self._session.get(self._url.removesuffix("/v1/completions") + "/metrics") as response:
+            url, limit = self._url.removesuffix("/v1/completions"), aiohttp.ClientTimeout(total=LOOK_SECONDS)
+            async with self._session.get(f"{url}/metrics", timeout=limit) as response:
                 return await response.text() if response.status == 200 else ""
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, UnicodeDecodeError):
             return ""
 
     async def _read(self, content: aiohttp.StreamReader, record: TurnRecord) -> None:
@@ -151,7 +157,9 @@ class HttpTarget:
         elif missing < 0:
             record.got += missing  # chunks without running counts were not one token each
         record.cached = counter.usage.cached
-        record.drafted, record.accepted, record.rounds = msgspec.structs.astuple(counter.speculation)
+        found = counter.speculation
+        record.drafted, record.accepted, record.rounds = found.drafted, found.accepted, found.rounds
+        record.drafts = found.counts
         if counter.error:
             record.error = counter.error
         elif not counter.done:
@@ -176,13 +184,19 @@ class HttpTarget:
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> _Model:
     try:
-        async with session.get(url + "/v1/models") as response:
+        limit = aiohttp.ClientTimeout(total=LOOK_SECONDS)
+        async with session.get(url + "/v1/models", timeout=limit) as response:
             body = await response.read()
             if response.status != 200:
                 raise UserError(f"{url}/v1/models answers {response.status}: {_reason(body)}", field="url")
         models = msgspec.json.decode(body, type=_Models).data
     except aiohttp.InvalidURL:
         raise UserError(f"--url is {url!r}; valid: http://host:port, port 1 to 65535", field="url") from None
+    except TimeoutError:
+        raise ResourceError(
+            f"the server at {url} takes connections and does not answer GET /v1/models within "
+            f"{LOOK_SECONDS:g} s; is it hung, or still loading?"
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         number = getattr(error, "errno", None)
         why = "nothing listens there" if number == errno.ECONNREFUSED else str(error) or type(error).__name__

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from bien.core.speculation.counts import DraftCounts, SourceCounts
+
 _IDS = b'"token_ids":['
 _COUNT = b'"completion_tokens":'
 _USAGE = b'"usage":{'
@@ -35,6 +37,20 @@ class Speculation(msgspec.Struct):
     drafted: int = -1
     accepted: int = -1
     rounds: int = -1
+    drafted_at: list[int] = []
+    accepted_at: list[int] = []
+    sources: dict[str, Speculation] = {}
+
+    @property
+    def counts(self) -> DraftCounts | None:
+        """By source and position; None where nobody says it."""
+        if not self.sources:
+            return None
+        found = {
+            source: SourceCounts(one.rounds, one.drafted, one.accepted, one.drafted_at, one.accepted_at)
+            for source, one in self.sources.items()
+        }
+        return DraftCounts(found)
 
 
 class _Message(msgspec.Struct):

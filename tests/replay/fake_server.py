@@ -81,7 +81,8 @@ class FakeServer:
             await self._send(response, chunk)
         if self._ours:
             end = {"index": 0, "text": "", "finish_reason": "length"}
-            await self._send(response, {"choices": [end], "bien": {"drafted": 4, "accepted": 3, "rounds": 2}})
+            counts = {"drafted": 4, "accepted": 3, "rounds": 2, "drafted_at": [2, 2], "accepted_at": [2, 1]}
+            await self._send(response, {"choices": [end], "bien": counts | {"sources": {"own": counts}}})
         await self._send(response, {"choices": [], "usage": usage | {"completion_tokens": n}})
         await response.write_eof(b"data: [DONE]\n\n")
 

@@ -10,6 +10,7 @@ from bien.core.deployment import Deployment, PoolSpec, Selection
 from bien.core.errors import ContextLengthError, OverloadError
 from bien.core.plugins import PluginManager
 from bien.core.request import BlockRuns, GenerateRequest
+from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.core.worker.messages import Output
 from bien.gateway.routing import Decision
 from bien.replay.options import ReplayOptions
@@ -57,7 +58,10 @@ def play(*script: Output | Exception) -> tuple[TurnRecord, GenerateRequest]:
 
 
 def test_outputs_become_the_record() -> None:
-    record, request = play(Output(0, 1), Output(0, 3), Output(0, 5, finish="length", accepted=4, rounds=2))
+    counts = DraftCounts({"own": SourceCounts(2, 6, 4)})
+    last = Output(0, 5, finish="length", accepted=4, rounds=2, drafts=counts)
+    record, request = play(Output(0, 1), Output(0, 3), last)
+    assert record.drafts == counts
     assert (record.first, record.last, record.got, record.first_count) == (1.0, 3.0, 9, 1)
     assert (record.cached, record.predicted, record.worker) == (32, 48, "w1")
     assert (record.accepted, record.rounds) == (4, 2)

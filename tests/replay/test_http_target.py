@@ -9,8 +9,10 @@ import pytest
 from bien.core.clock import WallClock
 from bien.core.errors import ResourceError, UserError
 from bien.core.request import BlockRuns
+from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.replay.record import TurnRecord
 from bien.replay.target import TurnRequest
+from bien.replay.targets import http
 from bien.replay.targets.http import HttpTarget
 from bien.replay.worker_load import busy_seconds
 from bien.traces.materialize import Materializer
@@ -45,6 +47,7 @@ def test_our_server_gets_packed_ids_and_the_recorded_continuation() -> None:
         assert "prompt" not in body
         assert (record.got, record.cached, record.worker, record.predicted) == (5, 16, "w1", 32)
         assert (record.drafted, record.accepted, record.rounds) == (4, 3, 2)
+        assert record.drafts == DraftCounts({"own": SourceCounts(2, 4, 3, [2, 2], [2, 1])})
         assert record.ok and record.sent <= record.first <= record.last
         assert sum(record.chunk_counts) == 5
 
@@ -60,6 +63,7 @@ def test_other_servers_get_a_list_and_running_usage() -> None:
         assert not {k for k in body if k.startswith(("trace_", "return_", "session"))}
         assert (record.got, record.cached, record.worker, record.predicted) == (5, 16, "", -1)
         assert (record.drafted, record.accepted, record.rounds) == (-1, -1, -1)
+        assert record.drafts is None
 
     asyncio.run(main())
 
@@ -99,6 +103,34 @@ def test_a_server_that_goes_away_is_an_error_of_the_turn() -> None:
         assert record.error and record.got == 0
 
     asyncio.run(main())
+
+
+def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LOOK_SECONDS", 0.05)
+
+    async def main() -> None:
+        never = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await never.wait()
+            writer.close()
+
+        hung = await asyncio.start_server(hang, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{hung.sockets[0].getsockname()[1]}"
+        with pytest.raises(ResourceError, match=r"does not answer GET /v1/models within 0\.05 s"):
+            await HttpTarget.connect(url, WallClock())
+        async with FakeServer(delay=30.0) as server:
+            target = await HttpTarget.connect(server.url, WallClock(), silence=0.05)
+            record = TurnRecord("s", 0, 0)
+            await target.generate(request(), record)
+            target._url = f"{url}/v1/completions"
+            assert await target.metrics() == ""
+            await target.close()
+        assert record.error == "the server said nothing for 0.05 s"
+        never.set()
+        hung.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_cancelling_a_turn_leaves_the_server() -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from bien.core.clock import VirtualClock
 from bien.core.errors import ResourceError, UserError
+from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.replay.driver import Driver
 from bien.replay.files import check_folder
 from bien.replay.ladder import read_ladder
 from bien.replay.measure import measure
 from bien.replay.options import ReplayOptions
-from bien.replay.result import Result, read_result, write_result
+from bien.replay.record import TurnRecord
+from bien.replay.result import DraftsReport, Result, read_result, write_result
 from bien.replay.target import TurnRequest
 from bien.replay.worker_load import WorkerLoad
 from bien.traces.model import Fidelity, Session, TraceMeta
@@ -29,6 +31,28 @@ def result_of(run: Driver, **more: Any) -> Result:
 
 def cached(request: TurnRequest) -> int:
     return 48 if request.id.endswith("/1") else 0
+
+
+def test_what_became_of_drafts() -> None:
+    class Drafting(FakeTarget):
+        async def generate(self, request: TurnRequest, record: TurnRecord) -> None:
+            await super().generate(request, record)
+            counts = {"a": SourceCounts(4, 9, 5, [4, 3, 2], [3, 1, 1]), "b": SourceCounts(1, 1, 0, [1], [0])}
+            record.drafts = DraftCounts(counts)
+            record.drafted, record.accepted, record.rounds = 10, 5, 5
+
+    run = drive(Drafting(), [session(f"s{i}", (0, 50, 11)) for i in range(3)], ReplayOptions())
+    found = result_of(run).speculation
+    assert found.acceptance_length == 2
+    assert [(p.rounds, p.accepted) for p in found.by_position] == [(15, 9), (9, 3), (6, 3)]
+    assert found.by_source["a"] == DraftsReport(12, 15, 27, 2.25)
+    assert found.by_source["b"].acceptance_length == 1
+    assert found.forced == {}
+    assert result_of(run).card.forced_acceptance is None
+    pools = [{"name": "x", "speculation": {"acceptance": [0.5, 0.5]}}, {"name": "y"}]
+    forced = measure(run, META, kind="live", deployment={"pool": pools})
+    assert forced.speculation.forced == {"x": [0.5, 0.5]}
+    assert forced.card.forced_acceptance == 1.75
 
 
 def test_every_field_of_a_run() -> None:

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bien.core.request import TokenIds
-from bien.gateway.protocols.ask import Ask, Speculation, Usage
+from bien.core.speculation.counts import DraftCounts, SourceCounts
+from bien.gateway.protocols.acceptance import Speculation
+from bien.gateway.protocols.ask import Ask, Usage
 from bien.gateway.protocols.completions import CompletionAnswer
 from bien.replay.targets.sse import TokenCounter
 
 texts = st.text(max_size=8) | st.sampled_from(
     ['"token_ids":[1,2]', 'data: {"error"', '"usage":{', '"bien":{"rounds":9}', "\n\n", "]"]
+)
+
+COUNTS = DraftCounts(
+    {"own": SourceCounts(2, 6, 4, [2, 2, 2], [2, 1, 1]), "prediction": SourceCounts(1, 2, 1, [1, 1], [1, 0])}
 )
 
 
@@ -26,7 +31,7 @@ def answer(pieces: list[tuple[str, int]], **more: bool) -> bytes:
         seen += n
         ids = TokenIds.of(range(n)).packed if ask.return_token_ids else None
         data += out.piece(0, text, ids, Usage.of(50, seen, 16))
-    speculation = Speculation(8, 5, 3) if ask.return_token_ids else None
+    speculation = Speculation.of(COUNTS) if ask.return_token_ids else None
     usage = Usage.of(50, total, 16)
     return data + out.closing(0, "length", usage, speculation) + out.end(usage)
 
@@ -42,7 +47,9 @@ def test_counts_what_the_gateway_writes_however_it_is_cut(
     assert counter.finish() == 0
     assert counter.done and not counter.error and not counter.estimated
     assert (counter.usage.prompt_tokens, counter.usage.cached) == (50, 16)
-    assert msgspec.structs.astuple(counter.speculation) == ((8, 5, 3) if ids else (-1, -1, -1))
+    found = counter.speculation
+    assert (found.drafted, found.accepted, found.rounds) == ((8, 5, 3) if ids else (-1, -1, -1))
+    assert found.counts == (COUNTS if ids else None)
 
 
 def event(value: object) -> bytes:
