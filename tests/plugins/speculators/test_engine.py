@@ -216,11 +216,11 @@ def test_a_tree_of_all_that_is_said_is_walked(folders: dict[str, Path]) -> None:
     for drafts in (False, True):
         h = harness(folders, "eagle3 wide", drafts)
         for i, n in enumerate((41, 6, 27)):
-            h.submit(f"r{i}", text(i, n), max_tokens=50)
+            h.submit(f"r{i}", text(i, n), max_tokens=60)
         h.run()
         said.append(h.tokens)
     assert said[0] == said[1]
     assert {t for tokens in said[1].values() for t in tokens} <= set(SPOKEN)
     counts = h.engine.stats().drafts.sources["drafter"]
-    assert counts.accepted_at[0] >= 0.85 * counts.rounds > 30  # but where few tokens are left
-    assert counts.accepted_at[1] >= 0.9 * counts.drafted_at[1]
+    assert counts.accepted_at[0] >= 0.8 * counts.rounds > 30  # but where few tokens are left
+    assert counts.accepted_at[1] >= 0.8 * counts.drafted_at[1]
