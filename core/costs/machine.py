@@ -75,6 +75,12 @@ def machines() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def machine_path(name: str | Path) -> str:
+    """What `load_machine` finds again from any folder: a known machine's name, or its file's whole path."""
+    path = Path(name)
+    return str(path.resolve()) if path.suffix == ".toml" else str(name)
+
+
 def load_machine(name: str | Path) -> Machine:
     """A known machine, or one from a TOML file. UserError names the file and what is wrong in it."""
     path = Path(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ class Load:
 def parse_metrics(
     text: str, rank: int | None = None
 ) -> tuple[dict[str, float], dict[str, Mapping[str, str]]]:
-    """Prometheus' text format: by name, the sum of the samples, and the labels of the last one. With `rank`,
-    without the samples that say they are another rank's."""
+    """Prometheus' text format: by name, the sum of the samples, and the labels of the last one. Without those
+    that are no finite numbers and, with `rank`, those that say they are another rank's."""
     samples: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
     for line in text.splitlines():
@@ -112,8 +113,10 @@ def parse_metrics(
         if rank is not None and any(named.get(label, str(rank)) != str(rank) for label in RANK_LABELS):
             continue
         try:
-            samples[name] = samples.get(name, 0.0) + float(value)
+            number = float(value)
         except ValueError:
             continue
-        labels[name] = named
+        if math.isfinite(number):  # NaN is said of what was never measured
+            samples[name] = samples.get(name, 0.0) + number
+            labels[name] = named
     return samples, labels

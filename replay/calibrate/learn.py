@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bien.core.costs.calibrate import Kernel, Places, choose
 from bien.core.costs.factors import UNCALIBRATED, CalibrationFile, Range, Residuals
 from bien.core.costs.fit import FEWEST, Fit, fit, place
+from bien.core.costs.machine import machine_path
 from bien.core.costs.observed import Observed
 from bien.core.costs.step import StepModel
 from bien.core.errors import UserError
@@ -88,7 +89,7 @@ def learn(model: StepModel, observed: Sequence[Observed], subject: Subject, most
         ranges=_ranges(inside),
         engine=subject.engine,
         model=subject.model,
-        machine=subject.machine,
+        machine=machine_path(subject.machine),
         layout=layout,
         formats=msgspec.structs.asdict(model.formats),
         fitted=residuals(model, found, inside),

@@ -135,9 +135,9 @@ class _Page:
 
 def _vllm_cache(infos: Iterable[Mapping[str, str]]) -> int | None:
     infos = list(infos)
-    if infos and all(i.get("kv_cache_size_tokens", "").isdigit() for i in infos):
+    if infos and all(i.get("kv_cache_size_tokens", "").isdecimal() for i in infos):
         return sum(int(i["kv_cache_size_tokens"]) for i in infos)
     sizes = [(i.get("num_gpu_blocks", ""), i.get("block_size", "")) for i in infos]
-    if not sizes or not all(n.isdigit() for pair in sizes for n in pair):
+    if not sizes or not all(n.isdecimal() for pair in sizes for n in pair):
         return None
     return sum(int(blocks) * int(tokens) for blocks, tokens in sizes)

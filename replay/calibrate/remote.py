@@ -32,6 +32,7 @@ TOKENS = 40_000  # prompt tokens of all probes, about
 CONTEXT = 4096  # of one sequence
 SESSIONS = 16  # at a time
 OnBatch = Callable[[Batch, int, int], None]  # which, how many are done, of how many
+SILENCE = 120.0  # seconds: no probe is so long that a server may say nothing for as long
 _WARM = 48  # tokens: a server that speculates, or compiles, does so once
 _SPARE = (4, 64)  # decode steps that a look at the metrics may take
 
@@ -60,12 +61,12 @@ async def observe(
     `vocab_size`: of the model; None: as the server says, or one that is small.
 
     Raises:
-        ResourceError: nothing answers at `url`.
+        ResourceError: nothing answers at `url`, or not in time.
         UserError: what answers cannot be calibrated on (others use it, it speculates, it is too small).
         BienError: a probe failed.
     """
     clock = WallClock()
-    target = await HttpTarget.connect(url, clock, vocab_size=vocab_size)
+    target = await HttpTarget.connect(url, clock, vocab_size=vocab_size, silence=SILENCE)
     try:
         chunk = chunk or await _stated_chunk(url)
         return await observe_server(

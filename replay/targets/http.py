@@ -87,8 +87,8 @@ class HttpTarget:
         api_key: str | None = None,
         silence: float | None = None,
     ) -> HttpTarget:
-        """Ask the server at `url` (with or without /v1) for its model. `silence`: seconds without a word of an
-        answer, after which it has failed; None: any.
+        """Ask the server at `url` (with or without /v1) for its model. `silence`: seconds without a word of
+        an answer, after which it has failed; None: any.
 
         Raises:
             ResourceError: nothing answers there, or not in time.

@@ -22,6 +22,8 @@ NEEDED = (
 
 COUNTS = ("isl", "osl", "concurrency")
 MOST = 1e7  # of milliseconds, tokens, requests: more is no measurement
+FLAGS = dict.fromkeys(("1", "true", "t", "yes", "y"), True)
+FLAGS |= dict.fromkeys(("0", "false", "f", "no", "n"), False)
 DEVICES = 10_000  # of one serving
 
 
@@ -90,7 +92,7 @@ class _Unusable(Exception):
 
 def _point(row: dict[str, str], number: int) -> Point:
     numbers = {k: _number(row, k) for k in ("isl", "osl", "concurrency", "ttft_ms", "tpot_ms")}
-    disagg = row["disagg"].strip().lower() in ("1", "true")
+    disagg = _flag(row, "disagg")
     name = row["parallelism"]
     if disagg:
         prefill, decode = _apart(name)
@@ -108,6 +110,13 @@ def _point(row: dict[str, str], number: int) -> Point:
         ttft=numbers["ttft_ms"] / 1e3,
         tpot=numbers["tpot_ms"] / 1e3,
     )
+
+
+def _flag(row: dict[str, str], column: str) -> bool:
+    found = FLAGS.get(row[column].strip().lower())
+    if found is None:
+        raise _Unusable(f"{column} is {row[column]!r}, not true or false")
+    return found
 
 
 def _number(row: dict[str, str], column: str) -> float:

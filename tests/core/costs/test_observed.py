@@ -28,6 +28,9 @@ def test_a_log_comes_back_and_its_torn_end_does_not_matter(tmp_path: Path) -> No
     file.write_bytes(b"[0.0,0.01,[[1],[1,2],1]]\n" + text)
     with pytest.raises(UserError, match="line 1: 1 starts, 2 counts"):
         read_steps(file)
+    file.write_bytes(b"[0.0,0.01,[[],[],0]]\n" + text)
+    with pytest.raises(UserError, match=r"w\.jsonl, line 1: 0 starts, 0 counts"):
+        read_steps(file)
     with pytest.raises(UserError, match=r"gone\.jsonl"):
         read_steps(tmp_path / "gone.jsonl")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bien.gateway.remote.dialect import Readings
-from bien.gateway.remote.load import Load
+from bien.gateway.remote.load import Load, parse_metrics
+from bien.plugins.engines.sglang import SglangDialect
+from bien.plugins.engines.vllm import VllmDialect
 
 
 def test_others_waiting_requests_are_queued_tokens_as_ours_are() -> None:
@@ -33,3 +35,11 @@ def test_ours_that_ended_while_it_was_polled_are_ours() -> None:
     load = Load()
     load.look(Readings(running=2, waiting=0), ours=2)
     assert load.report(0.0).running == 0
+
+
+def test_what_was_never_measured_is_nothing() -> None:
+    """Servers write NaN of it, and one that overflows +Inf; a look must not fail of either."""
+    for engine, dialect in (("vllm", VllmDialect()), ("sglang", SglangDialect())):
+        names = ("num_requests_running", "num_requests_waiting", "num_running_reqs", "max_total_num_tokens")
+        page = "".join(f"{engine}:{name} {value}\n" for name in names for value in ("NaN", "+Inf"))
+        assert dialect.readings(*parse_metrics(page)) == Readings()

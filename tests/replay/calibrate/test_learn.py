@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -69,6 +71,12 @@ def test_it_says_what_it_is_of_and_where_it_ends() -> None:
     assert found.ranges["sequences"].high == 32 and not found.ranges["tokens"].holds(5000)
     assert len(limits(found)) == 3
     assert msgspec.json.decode(msgspec.json.encode(found), type=CalibrationFile) == found
+
+
+def test_a_machine_of_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = learn(PLAIN, observe(100, 0.02), Subject("an engine", "a model", "mine.toml")).calibration
+    assert found.machine == str(tmp_path / "mine.toml")
 
 
 def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

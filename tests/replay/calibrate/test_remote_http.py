@@ -15,6 +15,7 @@ from bien.core.costs.machine import load_machine
 from bien.core.costs.step import StepModel
 from bien.core.errors import BienError, ResourceError, UserError
 from bien.core.request import BlockRuns, TokenIds
+from bien.replay.calibrate import remote
 from bien.replay.calibrate.probes import Batch
 from bien.replay.calibrate.remote import Seen, observe
 from bien.replay.record import TurnRecord
@@ -146,6 +147,14 @@ async def test_tokens_that_the_model_does_not_have_are_named() -> None:
     async with Server() as server:
         with pytest.raises(BienError, match=r"a probe of 48 tokens failed: HTTP 400: Token id \d+ is out of"):
             await ask(server, vocab_size=100_000)
+
+
+async def test_a_server_that_stops_writing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENCE", 0.1)
+    async with Server() as server:
+        server.stand_in.sent = lambda record: None
+        with pytest.raises(BienError, match=r"48 tokens failed: the server said nothing for 0.1 s"):
+            await ask(server)
 
 
 async def test_nothing_to_observe() -> None:

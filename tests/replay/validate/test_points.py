@@ -60,6 +60,19 @@ def test_rows_that_say_too_little_are_dropped_and_counted(tmp_path: Path) -> Non
     assert sum(table.dropped.values()) == 11 and table.dropped["no isl"] == 2
 
 
+@pytest.mark.parametrize("text", ["1", "true", "TRUE", " True ", "yes"])
+def test_whatever_says_disaggregated_is_read_as_such(tmp_path: Path, text: str) -> None:
+    row = {**FULL, "parallelism": "P1x(tp8pp1dp1etp1ep1)+D2x(tp8pp1dp1etp1ep1)", "disagg": text}
+    [point] = read_points(write(tmp_path / "p.csv", [row])).points
+    assert point.group[-1] == "disagg"
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "2"])
+def test_what_says_neither_is_no_point(tmp_path: Path, text: str) -> None:
+    table = read_points(write(tmp_path / "p.csv", [{**FULL, "disagg": text}]))
+    assert not table.points and table.dropped == {f"disagg is {text!r}, not true or false": 1}
+
+
 def test_a_short_row_does_not_stop_the_rest(tmp_path: Path) -> None:
     path = write(tmp_path / "p.csv", [FULL])
     path.write_text(path.read_text() + "\nb,meta\n")
