@@ -14,7 +14,8 @@ from bien.core.worker.published import Lease
 from bien.gateway.core import Gateway
 from bien.gateway.index import DurableIndex
 
-PAUSE = 0.5  # seconds between looks
+PAUSE = 0.5  # seconds between looks until there is a worker, and before one is tried again
+WATCH = 1.0  # between looks for more
 BACKOFF = 30.0  # the longest pause before the same worker is tried again
 log = logging.getLogger("bien.gateway")
 
@@ -60,7 +61,7 @@ class Finder:
 
     async def _watch(self, gateway: Gateway) -> None:
         while True:
-            await self._clock.sleep(PAUSE)
+            await self._clock.sleep(WATCH)
             try:
                 for client in await self._look({(i.id, i.generation) for i in gateway.infos}):
                     await self._join(gateway, client)

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 from bien.core.worker.messages import WorkerInfo
 from bien.gateway.routing import Decision, Router, RouteRequest, Target
 
+MOVE = 0.1  # of a request's work that moving its claim must save: others may have gone there since
+
 
 @dataclass(slots=True)
 class Bid:
@@ -111,7 +113,7 @@ class Sharing:
             bids = self._router.bids(request, targets)
             prices = [b.cost + max(b.wait, w) for b, w in zip(bids, claim.waits, strict=True)]
             best = min(range(len(prices)), key=prices.__getitem__)
-            if prices[best] < prices[claim.at]:
+            if prices[best] + MOVE * bids[best].work < prices[claim.at]:
                 claim.move(best, bids[best].work)
         decision = self._router.take(request, targets, claim.at)
         decision.reasons["reserved_ms"] = claim.waits[claim.at]

@@ -1,12 +1,13 @@
 """What the index in Redis costs beside the memory index: CPU per event batch and per routing decision.
 
 python -m bien.replay.bench.index [--workers 8] [--rate 50] [--seconds 5] [--blocks 16] [--prompt 1600]
-    [--requests 2000] [--request-rate 100] [--redis URL]
+    [--requests 2000] [--request-rate 100] [--outputs 64] [--redis URL]
 
 Workers of a process of their own publish `rate` batches per second each; the measured process applies the
 same batches as frames, and with index `redis` follows the stream as well. Each batch stores `blocks` blocks.
 A decision asks for the overlaps of a chain of `prompt` blocks with every worker. Without --redis a private
-server is started. Then what Redis spends on one routed request, all told (index_requests.py).
+server is started. Then what Redis spends on one routed request, all told (index_requests.py); with
+--request-rate 0 as many come as can be served.
 Times are CPU times of one process each, so they hold on a busy machine.
 """
 
@@ -159,7 +160,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         redis, published = await _beside("redis", url, args)
         after = await client.info("cpu")
         memory, made = await _beside("memory", url, args)
-        requests = await per_request(url, args.request_rate, args.requests) if args.requests else {}
+        requests = await per_request(url, args.request_rate, args.requests, args.outputs) if args.requests else {}
     finally:
         await close_redis(client)
         if server is not None:
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1600)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--request-rate", type=float, default=100.0)
+    parser.add_argument("--outputs", type=int, default=64)
     parser.add_argument("--redis", default="")
     with asyncio.Runner(loop_factory=new_loop) as runner:
         json.dump(runner.run(measure(parser.parse_args())), sys.stdout)

@@ -1,10 +1,12 @@
 """Do gateways that route at once choose the same worker? With and without reservations.
 
 python -m bien.replay.bench.reservations [--gateways 4] [--workers 8] [--rounds 60] [--each 2] [--redis URL]
+    [--patience 0.01]
 
 In each round every gateway gets `each` new prompts at the same moment; all end before the next. Workers are
 real processes whose steps take their time by the clock. Imbalance is the most placements on one worker over
-the mean, 1 where all have the same; TTFT is in ms from placement. Without --redis a private server is used.
+the mean, 1 where all have the same; TTFT is in ms from placement. Without --redis a private server is used. On a
+machine that is busy with other things answers take longer than a request waits for them (--patience, seconds).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ async def rounds(args: argparse.Namespace, url: str, reservations: bool) -> dict
         model = write_toy(Path(folder) / "toy", max_position_embeddings=8192)
         costs = {"step_ms": 5.0, "token_ms": 0.05}
         namespace = f"reservations-{reservations}".lower()
-        index = {"reservations": reservations, "namespace": namespace}
+        index = {"reservations": reservations, "namespace": namespace, "reserve_seconds": args.patience}
         fleet = await Fleet.open(
             deployment(model, url, args.workers, 1 << 17, 3.0, index=index, **costs), args.gateways
         )
@@ -56,6 +58,7 @@ async def rounds(args: argparse.Namespace, url: str, reservations: bool) -> dict
             await WallClock().sleep(0.2)
         reservers = [site.index.reserver for site in fleet.sites]
         made, missed = sum(r.made for r in reservers), sum(r.missed for r in reservers)
+        contested = sum(r.contested for r in reservers)
     finally:
         await fleet.close()
     ttfts.sort()
@@ -65,6 +68,7 @@ async def rounds(args: argparse.Namespace, url: str, reservations: bool) -> dict
         "ttft_p50_ms": round(ttfts[len(ttfts) // 2], 1),
         "ttft_p90_ms": round(ttfts[len(ttfts) * 9 // 10], 1),
         "reserved": made,
+        "contested": contested,
         "missed": missed,
     }
 
@@ -101,6 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--each", type=int, default=2)
     parser.add_argument("--redis", default="")
+    parser.add_argument("--patience", type=float, default=0.01)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         json.dump(runner.run(measure(parser.parse_args())), sys.stdout)
     print()

@@ -114,7 +114,7 @@ async def test_one_that_does_not_fit_is_let_go(make_gateway: MakeGateway) -> Non
     odd = fleet.start("odd", block_tokens=8)
     with pytest.raises(DeploymentError):
         gateway.join(odd)
-    await CLOCK.sleep(1.0)
+    await CLOCK.sleep(2.0)
     assert ids(gateway) == ["a"] and odd.closed
     await finder.close()
     await gateway.close()

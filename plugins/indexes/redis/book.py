@@ -14,6 +14,7 @@ GUESS = 8  # reservations seen that weigh as much as that guess
 WORTH = 1.0  # ms that asking must be likely to save: about a round trip; prices that differ by less are equal
 SEEN = 64  # reservations that are remembered for what they found
 PASSED = 16  # choices that were close and not asked for, after which one is
+CROWDED = 0.25
 SURE = 0.01  # seconds that the server's clock may be wrong
 WRONG = 30_000  # microseconds by which others may be wrong about a place
 
@@ -55,6 +56,7 @@ class Book:
         self.telling = False  # a task looks after what others are wrong about
         self.meet_at = 0.0
         self._seen: deque[float] = deque(maxlen=SEEN)  # ms reserved at the best place beyond the known wait
+        self._clashes = 0.0  # share of those asked for that met another, of late
         self._passed = 0  # close choices since one was asked for
         self._behind: int | None = None  # microseconds that the server's clock is behind ours
         self._load_key = keys.load
@@ -82,8 +84,19 @@ class Book:
         self._passed = 0
         return True
 
-    def seen(self, hidden: float) -> None:
-        self._seen.append(max(0.0, hidden))
+    def seen(self, one: Asked, pick: int, reserved: Callable[[str], int]) -> bool:
+        """What was reserved by all when one of ours was to be at `pick`. Whether another place is better."""
+        there = reserved(one.places[pick])
+        others = (there - self.reserved(one.places[pick])) / 1000
+        self._seen.append(max(0.0, others - one.bids[pick].wait))
+        clash = one.price(pick, there) > one.best(reserved)[1] + WORTH
+        self._clashes += (clash - self._clashes) / 8
+        return clash
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others are there first so often that the script, with one trip for all, is cheaper."""
+        return self._clashes > CROWDED
 
     # What is held.
 

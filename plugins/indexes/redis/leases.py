@@ -10,6 +10,8 @@ import msgspec
 from bien.gateway.api import DecodingError, Keys, Lease, ask, fps_key, read_lease, read_seqs, seq_fields
 from bien.plugins.indexes.redis.link import Link
 
+Command = tuple[str, str, Sequence[Any]]  # name, key, arguments
+
 
 class Leases:
     def __init__(self, link: Link, namespace: str, on_undecodable: Callable[[Exception], None]) -> None:
@@ -17,30 +19,44 @@ class Leases:
         self._namespace = namespace
         self._undecodable = on_undecodable
         self._known: dict[str, Lease] = {}  # by key
+        self._listed: dict[
+            str, list[str]
+        ] = {}  # workers by fingerprint, as of the last time that all were read
 
     async def all(self) -> list[Lease]:
-        """Of any fingerprint. Raises what the link's commands raise, as does `read`."""
-        client = self._link.client
-        names: list[str] = []
-        for fp in await ask(client.zrange(fps_key(self._namespace), 0, -1)):
-            keys = Keys(self._namespace, fp.decode(errors="replace"))
-            ids = await ask(client.zrange(keys.workers, 0, -1))
-            names += [keys.lease(id.decode(errors="replace")) for id in ids]
-        return [lease for lease in await self.read(names) if lease is not None]
+        """Of any fingerprint. Raises what the link's commands raise, as does `read`. Mostly nothing has
+        changed since the last time: then it is one round trip."""
+        keys = {fp: Keys(self._namespace, fp) for fp in self._listed}
+        names = [keys[fp].lease(id) for fp, ids in self._listed.items() for id in ids]
+        commands: list[Command] = [("zrange", fps_key(self._namespace), (0, -1))]
+        commands += [("zrange", of.workers, (0, -1)) for of in keys.values()]
+        fps, *rest = await self._pipelined(commands + [("hmget", n, self._head(n)) for n in names])
+        listed = {fp: _text(ids) for fp, ids in zip(keys, rest, strict=False)}
+        new = [fp for fp in _text(fps) if fp not in listed]
+        more: list[Command] = [("zrange", Keys(self._namespace, fp).workers, (0, -1)) for fp in new]
+        listed |= dict(zip(new, map(_text, await self._pipelined(more)), strict=True))
+        self._listed = {fp: listed[fp] for fp in _text(fps)}
+        heads = dict(zip(names, rest[len(keys) :], strict=True))
+        wanted = [Keys(self._namespace, fp).lease(id) for fp, ids in self._listed.items() for id in ids]
+        return [lease for lease in await self._read(wanted, heads) if lease is not None]
 
     async def read(self, names: list[str]) -> list[Lease | None]:
         """By their keys. None: there is none, or nobody can read it."""
+        return await self._read(names, {})
+
+    async def _read(self, names: list[str], heads: dict[str, Any]) -> list[Lease | None]:
         if len(self._known) > 2 * len(names) + 64:
             self._known = {name: self._known[name] for name in names if name in self._known}
-        heads = await self._pipelined("hmget", {name: self._head(name) for name in names})
-        unknown = [name for name, head in zip(names, heads, strict=True) if self._is_new(name, head)]
-        for name, fields in zip(
-            unknown, await self._pipelined("hgetall", dict.fromkeys(unknown, ())), strict=True
-        ):
+        more = [name for name in names if name not in heads]
+        told = await self._pipelined([("hmget", name, self._head(name)) for name in more])
+        heads |= dict(zip(more, told, strict=True))
+        unknown = [name for name in names if self._is_new(name, heads[name])]
+        whole = await self._pipelined([("hgetall", name, ()) for name in unknown])
+        for name, fields in zip(unknown, whole, strict=True):
             self._known.pop(name, None)
             if fields:
                 self._tell(name, lambda fields=fields: read_lease(fields))  # type: ignore[misc]
-        return [self._as_of(name, head) for name, head in zip(names, heads, strict=True)]
+        return [self._as_of(name, heads[name]) for name in names]
 
     def _head(self, name: str) -> list[str]:
         known = self._known.get(name)
@@ -68,13 +84,13 @@ class Leases:
             return None
         return lease
 
-    async def _pipelined(self, command: str, of: dict[str, Sequence[str]]) -> list[Any]:
-        """Answers, by key with its fields; None for one that holds something else."""
-        if not of:
+    async def _pipelined(self, commands: Sequence[Command]) -> list[Any]:
+        """Answers; None for a key that holds something else."""
+        if not commands:
             return []
         pipe: Any = self._link.client.pipeline(transaction=False)
-        for name, fields in of.items():
-            getattr(pipe, command)(name, *fields)
+        for command, key, arguments in commands:
+            getattr(pipe, command)(key, *arguments)
         answers = await ask(pipe.execute(raise_on_error=False))
         for i, answer in enumerate(answers):
             if isinstance(answer, Exception):
@@ -83,3 +99,7 @@ class Leases:
                 self._undecodable(answer)
                 answers[i] = None
         return list(answers)
+
+
+def _text(answer: list[bytes] | None) -> list[str]:
+    return [part.decode(errors="replace") for part in answer or ()]

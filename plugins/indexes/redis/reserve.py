@@ -20,7 +20,7 @@ from typing import Any
 from bien.core.api import Context
 from bien.gateway.api import Bid, Keys, ask, explained, run_script
 from bien.plugins.indexes.redis import RedisConfig
-from bien.plugins.indexes.redis.book import WORTH, Asked, Book, Reservation, us
+from bien.plugins.indexes.redis.book import Asked, Book, Reservation, us
 from bien.plugins.indexes.redis.link import Link
 from bien.plugins.indexes.redis.reserve_scripts import LEAVE, MEET, RESERVE
 
@@ -124,9 +124,14 @@ class Reserver:
         try:
             while book.asked:
                 asked, book.asked = book.asked, []
+                if book.crowded:
+                    await self._choose(book, asked, book.untold(), first=True)
+                    continue
                 picks, others = await self._put(book, asked)
                 if late := self._keep(book, asked, picks, others):
-                    await self._contest(book, late)
+                    places = [one.places[pick] for one, pick in late]
+                    taken = {place: book.until.get(place, 0) for place in places}  # back
+                    await self._choose(book, [one for one, _ in late], taken, first=False)
                 if self._clock.time() >= self._rest:
                     self._pause = REST
         except self._link.trouble as error:
@@ -175,9 +180,7 @@ class Reserver:
                 place: others[place] + book.reserved(place)
                 for place in map(one.places.__getitem__, one.chosen)
             }
-            there = reserved[one.places[pick]]
-            book.seen(others[one.places[pick]] / 1000 - one.bids[pick].wait)
-            if one.price(pick, there) > one.best(reserved.__getitem__)[1] + WORTH:
+            if book.seen(one, pick, reserved.__getitem__):
                 late.append((one, pick))
                 continue
             waits = [0.0] * len(one.bids)
@@ -186,23 +189,24 @@ class Reserver:
             self._answer(book, one, pick, waits)
         return late
 
-    async def _contest(self, book: Book, late: list[tuple[Asked, int]]) -> None:
-        """Take their picks back, and let the script choose."""
-        self.contested += len(late)
-        wrong = {one.places[pick]: book.until.get(one.places[pick], 0) for one, pick in late}
-        book.told.update(wrong)
-        arguments: list[str | int] = [self._lease, len(wrong)]
-        arguments += [part for pair in wrong.items() for part in pair]
-        for one, _ in late:
+    async def _choose(self, book: Book, asked: list[Asked], right: dict[str, int], first: bool) -> None:
+        """Let the script do it, after it has set right what Redis holds of ours."""
+        book.told.update(right)
+        arguments: list[str | int] = [self._lease, len(right)]
+        arguments += [part for pair in right.items() for part in pair]
+        for one in asked:
             arguments.append(len(one.chosen))
             for bid, place in ((one.bids[i], one.places[i]) for i in one.chosen):
                 arguments += (place, us(bid.cost), us(bid.wait), us(bid.work))
         answer = iter(await run_script(self._link.client, RESERVE, (book.own, *book.others), *arguments))
-        for one, _ in late:
+        for one in asked:
             at, waits = one.chosen[next(answer)], [0.0] * len(one.bids)
             book.told[one.places[at]] = next(answer)
+            found = {one.places[i]: next(answer) for i in one.chosen}
             for i in one.chosen:
-                waits[i] = next(answer) / 1000
+                waits[i] = found[one.places[i]] / 1000
+            clash = first and book.seen(one, one.best(book.reserved)[0], found.__getitem__)
+            self.contested += clash or not first
             self._answer(book, one, at, waits)
 
     def _answer(self, book: Book, one: Asked, at: int, waits: list[float]) -> None:
