@@ -65,8 +65,8 @@ class BlockDrafter:
         form = self._form
         tensors = load_tensors(form.folder, needed(form), spare(form), parts, self._kind)
         self._target = target
-        self._embedding = self._own(tensors, "embed_tokens.weight")
-        self._output = tensors["lm_head.weight"] if form.draft_vocab else self._own(tensors, "lm_head.weight")
+        self._embedding, self._output = (tensors.get(name) for name in COPIES)
+        self._compared = False
         self._ids: Tensor | None = None
         if form.draft_vocab:
             self._ids = torch.arange(form.draft_vocab, device=parts.device) + tensors["d2t"].long()
@@ -82,9 +82,11 @@ class BlockDrafter:
             self._confidence = Confidence(tensors, words)
 
     def absorb(self, rows: Any, taps: dict[tuple[int, str], Tensor], confirmed: Tensor) -> None:
+        self._compare()
         self._backbone.fill([taps[tap] for tap in self.caps.taps], rows)
 
     def propose(self, rows: Any, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
+        self._compare()
         form, limit = self._form, min(limit, self.caps.max_drafts)
         # The whole block, however few are wanted: slots see one another.
         block = last.new_full((len(last), form.block), form.mask, dtype=torch.int64)
@@ -134,16 +136,23 @@ class BlockDrafter:
             logits = (logits / form.soft_cap).tanh() * form.soft_cap
         return logits.view(*hidden.shape[:2], -1)
 
-    def _own(self, tensors: dict[str, Tensor], name: str) -> Tensor | None:
+    def _compare(self) -> None:
         # Most copies of the target's embedding and output head are just that: the target's serve as well.
-        own = tensors.get(name)
-        if own is None:
-            return None
-        some = torch.arange(min(_PROBED, len(own)), device=own.device)
-        if name == COPIES[0]:
-            theirs, ours = self._target.embed(some), own[some]
-        else:
-            probe = F.embedding(some % self._form.layer.hidden, torch.eye(own.shape[1]).to(own))
-            theirs, ours = self._target.project(probe), F.linear(probe, own)
-        apart = (theirs.float() - ours.float()).norm() / ours.float().norm().clamp(min=1e-9)
-        return None if float(apart) < 0.05 else own
+        # They are held against it in a step, where all ranks of a model meet.
+        if self._compared:
+            return
+        self._compared = True
+        if (own := self._embedding) is not None:
+            some = torch.arange(min(_PROBED, len(own)), device=own.device)
+            if _alike(self._target.embed(some), own[some]):
+                self._embedding = None
+        if (own := self._output) is not None and not self._form.draft_vocab:
+            some = torch.arange(min(_PROBED, own.shape[1]), device=own.device)
+            probe = F.one_hot(some, own.shape[1]).to(own)
+            if _alike(self._target.project(probe), F.linear(probe, own)):
+                self._output = None
+
+
+def _alike(theirs: Tensor, own: Tensor) -> bool:
+    # As far as other precisions go.
+    return float((theirs.float() - own.float()).norm()) < 0.05 * float(own.float().norm())

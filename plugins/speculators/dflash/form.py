@@ -25,31 +25,13 @@ DFLASH, DSPARK = "dflash", "dspark"
 ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 KINDS = ("dflash", "dflash2", "dspark")
 MARKOV = ("vanilla", "gated", "rnn")
-# What may stand in `dflash_config` and decides nothing here: training's, or said elsewhere too.
-SILENT = frozenset(
-    {"num_anchors", "use_aux_hidden_state", "ce_loss_alpha", "l1_loss_alpha", "loss_decay_gamma"}
-)
-SILENT |= {"confidence_head_alpha", "num_target_layers", "draft_vocab_size"}
-READ = frozenset(
-    {
-        "block_size",
-        "mask_token_id",
-        "target_layer_ids",
-        "causal",
-        "is_causal",
-        "projector_type",
-        "attention_mode",
-    }
-    | {"attention_sink_bias", "input_embedding_scale", "output_multiplier", "final_logit_softcapping"}
-    | {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "sample_from_anchor"}
-    | {
-        "markov_rank",
-        "markov_head_type",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-        "shift_label",
-    }
-)
+# What may stand in `dflash_config`: what is read, and what is of training.
+KNOWN = {"block_size", "mask_token_id", "target_layer_ids", "num_target_layers", "draft_vocab_size"}
+KNOWN |= {"sample_from_anchor", "causal", "is_causal", "projector_type", "attention_mode", "shift_label"}
+KNOWN |= {"attention_sink_bias", "use_aux_hidden_state", "input_embedding_scale", "output_multiplier"}
+KNOWN |= {"final_logit_softcapping", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}
+KNOWN |= {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
+KNOWN |= {"num_anchors", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha", "loss_decay_gamma"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +98,7 @@ class _Reader:
                 + nearest(str(self.library), KINDS)
             )
         own = self._object(config, "dflash_config")
-        unread = sorted(set(own) - READ - SILENT)
+        unread = sorted(set(own) - KNOWN)
         if unread:
             raise ModelError(f"{where}: dflash_config has fields that are not known: {', '.join(unread)}")
         self.places = (own, self._object(config, "eagle_config"), config)
@@ -129,6 +111,7 @@ class _Reader:
         self._refuse("attention_mode", (None, "gqa", "mha"))
         self._refuse("attention_sink_bias", (None, False))
         self._refuse("shift_label", (None, False))
+        self._refuse("use_aux_hidden_state", (None, True))
         if self.library:
             spark = self.library == "dspark"
         else:

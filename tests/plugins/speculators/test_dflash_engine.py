@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file, save_file
 
 from bien.core.api import Context, SamplingParams, SpeculationSpec
@@ -18,6 +19,7 @@ from bien.core.testing.toy import write_toy
 from bien.plugins.parallel.single import Single
 from bien.plugins.quantizers.none import NoQuantizer
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from tests.core.parallel.thread_group import thread_group
 from tests.plugins.speculators.block_folders import (
     FULL,
     SLIDING,
@@ -71,8 +73,8 @@ def engine(
     parts = {"quantizer": NoQuantizer(), "parallel": Single(), "speculator": drafter}
     context = Context(architecture=read_architecture(target, 8, "float64", 256), dtype="float64", parts=parts)
     context.speculation = spec or SpeculationSpec()
-    scheduler = Fcfs(FcfsConfig(token_budget=budget))
-    return TorchHarness(target, scheduler, parts, executor=make_executor(context), **options)
+    executor = options.pop("executor", None) or make_executor(context)
+    return TorchHarness(target, Fcfs(FcfsConfig(token_budget=budget)), parts, executor=executor, **options)
 
 
 def turns(h: TorchHarness, temperature: float) -> tuple[dict[str, list[int]], dict[str, int]]:
@@ -114,3 +116,20 @@ def test_text_and_cached_tokens_are_those_without_drafts(name: str, tmp_path: Pa
             assert max(found[1].values()) > 40
         else:
             assert stats.preemptions > 0
+
+
+def test_text_is_that_of_one_rank(tmp_path: Path, target: Path) -> None:
+    """A drafter is whole on each rank of a model; what it reads of the target is gathered."""
+    copies = {"embed_tokens.weight": load_numpy(target / "model.safetensors")["model.embed_tokens.weight"]}
+    folder = told(write_drafter(tmp_path, deep_spec(), **copies))
+
+    def parts(ctx: Context) -> dict[str, Any]:
+        return {"quantizer": NoQuantizer(), "speculator": build("dspark", folder)}
+
+    found = []
+    for group in (None, thread_group(target, 2, parts)):
+        h = engine(target, build("dspark", folder), executor=group)
+        found.append((turns(h, 1.0), h.engine.stats().accepted))
+        h.executor.close()
+    assert found[0] == found[1]
+    assert found[0][1] > 4

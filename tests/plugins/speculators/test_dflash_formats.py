@@ -99,6 +99,7 @@ def test_who_sees_whom_in_a_block(tmp_path: Path) -> None:
         (z_lab(projector_type="domino"), "projector_type = 'domino'"),
         (z_lab(attention_sink_bias=True), "attention_sink_bias"),
         (z_lab(shift_label=True), "shift_label"),
+        (z_lab(use_aux_hidden_state=False), "use_aux_hidden_state = False"),
         (z_lab(gru_hidden_dim=1024), "not known: gru_hidden_dim"),
         (spec_forge(markov_head_type="lstm"), "'lstm'.*vanilla"),
         (spec_forge(attention_mode="mla"), "attention_mode = 'mla'"),
@@ -191,9 +192,9 @@ def test_copies_of_the_target(same: bool, tmp_path: Path, target: Path, model: A
     }
     folder = write_drafter(tmp_path, deep_spec(), **copies)
     bench = BlockBench(build("dspark", folder), *model)
+    check(bench, Oracle(folder, target), ways=(whole,))
     assert (bench.drafter._embedding is None) is same  # type: ignore[attr-defined]
     assert (bench.drafter._output is None) is same  # type: ignore[attr-defined]
-    check(bench, Oracle(folder, target), ways=(whole,))
 
 
 def test_room_for_the_context(tmp_path: Path, target: Path) -> None:
