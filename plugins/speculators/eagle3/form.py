@@ -180,8 +180,10 @@ def _form(
 def _taps(config: Mapping[str, Any], path: Path) -> tuple[Tap, ...] | None:
     name = "eagle_aux_hidden_state_layer_ids"
     nested = config.get("eagle_config") or {}
+    if nested.get("use_aux_hidden_state") is False:
+        raise ModelError(f"eagle3: {path} has use_aux_hidden_state = false, as EAGLE 1 and 2; {EXPECTED}")
     side: Literal["in", "out"] = "in"
-    given = config.get(name)
+    given = config.get(name, config.get("aux_hidden_state_layer_ids"))
     if given is None and nested.get(name) is not None:
         given, side = nested[name], "out"
     if given is None:

@@ -310,6 +310,8 @@ def test_marks_that_contradict_offsets_are_refused(target: Target, tmp_path: Pat
         ("specforge", {"layer_types": ["sliding_attention"]}, "sliding window"),
         ("specforge", {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ("specforge", {"parallel_drafting": True}, "P-EAGLE"),
+        ("specforge", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = false"),
+        ("speculators", {"aux_hidden_state_layer_ids": ["1"]}, r"\['1'\]; needs a list of layers"),
     ],
 )
 def test_a_foreign_folder_is_refused(tmp_path: Path, maker: str, changes: Any, problem: str) -> None:

@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bien.core.api import Context, SamplingParams, SpeculationSpec
+from bien.core.api import Context, GenerateRequest, SamplingParams, SpeculationSpec, TokenIds
 from bien.core.architectures.registry import read_architecture
+from bien.core.build import build
+from bien.core.compose import compose
+from bien.core.deployment import Deployment, ModelSpec, PoolSpec, Selection
 from bien.core.executors.make import make_executor
+from bien.core.plugins import PluginManager
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import toy_config, write_toy
 from bien.plugins.kv_stores import host
@@ -224,3 +228,33 @@ def test_a_tree_of_all_that_is_said_is_walked(folders: dict[str, Path]) -> None:
     counts = h.engine.stats().drafts.sources["drafter"]
     assert counts.accepted_at[0] >= 0.8 * counts.rounds > 30  # but where few tokens are left
     assert counts.accepted_at[1] >= 0.8 * counts.drafted_at[1]
+
+
+def test_a_deployment_selects_them(folders: dict[str, Path]) -> None:
+    """Parameters are decoded, memory is counted, and drafts that are unlikely are not verified."""
+    manager = PluginManager.load("")
+    drafted, said = [], []
+    options = SpeculationSpec(length="confidence", min_chance=0.9)
+    parameters = {"path": str(folders["eagle3"]), "max_drafts": 6, "topology": "tree"}
+    for spec in (
+        {},
+        {"speculator": Selection("eagle3", parameters)},
+        {"speculator": Selection("eagle3", parameters), "speculation": options},
+    ):
+        pool = PoolSpec(kv_tokens=512, slots=3, **spec)  # type: ignore[arg-type]
+        model = ModelSpec(str(folders["llama"]), max_context=256)
+        worker = build(compose(Deployment(model, pool=(pool,)), manager).pools[0], id="w", generation="g")
+        sampling = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        worker.engine.submit(GenerateRequest("r", TokenIds.of(text(7, 20)), sampling))
+        said.append(b"")
+        while worker.engine.busy:
+            plan = worker.engine.begin()
+            assert plan is not None
+            result = worker.executor.sample(worker.executor.forward(plan)).result()
+            said[-1] += b"".join(o.tokens for o in worker.engine.finish(result).outputs)
+        drafted.append(worker.engine.stats().drafted)
+        assert worker.info.group_kinds == (("full", "draft", "draft") if spec else ("full",))
+        worker.close()
+    assert said[0] == said[1] == said[2]
+    assert drafted[0] == 0
+    assert 0 < drafted[2] < drafted[1]
