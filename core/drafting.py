@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from bien.core.content import TokenContent
 from bien.core.flight import FlightItem
 from bien.core.guarded import GuardedSpeculator
-from bien.core.plan import StepPlan
+from bien.core.plan import StepPlan, StepResult
 from bien.core.sequence import Sequence, Status
 from bien.core.speculation.acceptance import Acceptance
 from bien.core.speculation.counts import DraftCounts
@@ -99,23 +99,26 @@ class Drafting:
             s.draft, s.ready, s.hosted = known, min(proposed, limit), False
         s.drafts = s.ready
 
-    def admit(self, sequences: Iterable[Sequence]) -> None:
-        """Say how many of the drafts that are ready the next step may verify."""
+    def admit(self, sequences: Iterable[Sequence], slots: int) -> None:
+        """Say how many of the drafts that are ready the next step may verify. `slots`: those free, for
+        sequences that wait."""
         if not self._chosen:
             return
-        waiting, load, prompts = [], Load(0, 0), 0
+        drafting, load, prompts = [], Load(0, 0), 0
         for s in sequences:
-            if s.status is not Status.RUNNING or not (pending := s.pending):
-                continue
-            if s.ready:
-                waiting.append(s)
-            if pending == 1:
-                load.gaining += 1
-            else:
-                prompts += pending
-        if waiting:
+            if s.status is Status.RUNNING:
+                if s.ready:
+                    drafting.append(s)
+                if (pending := s.pending) == 1:
+                    load.gaining += 1
+                else:
+                    prompts += pending
+            elif s.status is Status.WAITING and slots:
+                slots -= 1
+                prompts += s.pending
+        if drafting:
             load.tokens = load.gaining + min(prompts, self._largest)
-            self._admit(waiting, load)
+            self._admit(drafting, load)
 
     def even(self, plan: StepPlan) -> None:
         """A scheduler may leave drafts out: whoever comes last. Which drafts are verified must not depend on
@@ -158,10 +161,10 @@ class Drafting:
 
     # -- parts of admit
 
-    def _admit(self, waiting: list[Sequence], load: Load) -> None:
-        guessed = any(self._told(s) is None for s in waiting)
-        counts = self.lengths.admit([self._chances(s) for s in waiting], load, guessed)
-        for s, count in zip(waiting, counts, strict=True):
+    def _admit(self, drafting: list[Sequence], load: Load) -> None:
+        guessed = any(self._told(s) is None for s in drafting)
+        counts = self.lengths.admit([self._chances(s) for s in drafting], load, guessed)
+        for s, count in zip(drafting, counts, strict=True):
             s.drafts = count
 
     def _told(self, s: Sequence) -> list[float] | None:
@@ -183,3 +186,18 @@ class Drafting:
         return survival(
             [chances[d - 1] / parents.count(p) for d, p in zip(at, parents, strict=True)], parents
         )
+
+
+def proposals(result: StepResult) -> list[tuple[int, Draft | None]] | None:
+    """What a device drafter has ready for each row: how many drafts, and what it says of them."""
+    if result.proposed is None:
+        return None
+    counts, out, at = result.proposed.tolist(), [], 0
+    for count in counts:
+        told, parents = (
+            None if values is None else values[at : at + count].tolist()
+            for values in (result.confidence, result.parents)
+        )
+        out.append((count, None if told is None and parents is None else Draft([], parents, told)))
+        at += count
+    return out

@@ -16,7 +16,7 @@ from bien.core.admission import Admission
 from bien.core.chains import extended_chain, prompt_chain
 from bien.core.clock import Clock
 from bien.core.content import content_of
-from bien.core.drafting import Drafting
+from bien.core.drafting import Drafting, proposals
 from bien.core.errors import BienError, ContextLengthError, PluginFault, UserError
 from bien.core.flight import Flight
 from bien.core.guarded import GuardedScheduler, GuardedSpeculator, GuardedStore
@@ -34,7 +34,6 @@ from bien.core.scheduler import Scheduler
 from bien.core.sequence import Sequence, Status
 from bien.core.settlement import Settlement
 from bien.core.snapshots import Snapshots
-from bien.core.speculation.draft import Draft
 from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import HostSpeculator
 from bien.core.tier import Tier
@@ -163,7 +162,7 @@ class Engine:
         if not self._sequences:
             return None
         before = self._stats.preemptions
-        self._drafting.admit(self._sequences.values())
+        self._drafting.admit(self._sequences.values(), self._admission.free_slots)
         try:
             plan = self._scheduler.plan(self._admission)
             if not plan.items and self._stats.preemptions > before:
@@ -209,7 +208,7 @@ class Engine:
         report, self._report = self._report, StepReport()
         ids = None if result.tokens is None else result.tokens.astype("<u4", copy=False)
         accepted = result.accepted.tolist()
-        proposed = _proposed(result)
+        proposed = proposals(result)
         order = list(range(len(flight.items)))
         if steps > 1:
             if flight.in_order:
@@ -257,6 +256,8 @@ class Engine:
             if item.count != 1 or not item.samples or s.finish is not None:
                 return 1
             if s.content.ids_known:  # its tokens can stop it at any step
+                return 1
+            if self.limits.device_drafts and s.request.sampling.speculate:  # the next step may verify drafts
                 return 1
             steps = min(steps, s.remaining + 1)
             sequences.append(s)
@@ -395,18 +396,3 @@ class Engine:
     def chain(self, s: Sequence, blocks: int) -> bytes:
         """Hashes of the first `blocks` full blocks of its confirmed content."""
         return extended_chain(s, blocks, self.limits.block_tokens)[: blocks * HASH_BYTES]
-
-
-def _proposed(result: StepResult) -> list[tuple[int, Draft | None]] | None:
-    """What a device drafter has ready for each row: how many drafts, and what it says of them."""
-    if result.proposed is None:
-        return None
-    counts, out, at = result.proposed.tolist(), [], 0
-    for count in counts:
-        told, parents = (
-            None if values is None else values[at : at + count].tolist()
-            for values in (result.confidence, result.parents)
-        )
-        out.append((count, None if told is None and parents is None else Draft([], parents, told)))
-        at += count
-    return out

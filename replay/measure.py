@@ -256,4 +256,4 @@ def _forced(deployment: dict[str, Any]) -> dict[str, list[float]]:
 
 def _length(chances: list[float]) -> float:
     """Tokens that a round gains in the mean."""
-    return 1 + sum(accumulate(chances, mul))
+    return 1.0 + sum(float(chance) for chance in accumulate(chances, mul))

@@ -11,6 +11,7 @@ from bien.core.build import check_topology, drafting_limits
 from bien.core.deployment import PoolSpec, Selection
 from bien.core.drafting import Drafting
 from bien.core.errors import DeploymentError
+from bien.core.flight import FlightItem
 from bien.core.plan import ExecutorPlan, PlanItem, StepPlan
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.draft import Draft, Scope
@@ -224,7 +225,7 @@ def drawn(length: str = "budget", **fields: bool) -> Drafting:
 def test_what_a_scheduler_leaves_out_is_the_least_likely() -> None:
     """Not the drafts of whoever comes last: how many those are would depend on what was drawn."""
     drafting, found = drawn(), sequences([[0.2, 0.2], [0.9, 0.9], [0.95, 0.1]])
-    drafting.admit(found)
+    drafting.admit(found, 0)
     assert [s.drafts for s in found] == [2, 2, 2]
     plan = StepPlan([PlanItem(found[0], 3, 2), PlanItem(found[1], 2, 1), PlanItem(found[2], 1, 0)])
     drafting.even(plan)
@@ -235,9 +236,9 @@ def test_what_a_scheduler_leaves_out_is_the_least_likely() -> None:
 def test_confidences_that_know_the_drawn_token_are_not_used() -> None:
     found = sequences([[0.99] * 4, [0.01] * 4])
     told, blind = drawn("confidence"), drawn("confidence", trusted=False)
-    told.admit(found)
+    told.admit(found, 0)
     assert [s.drafts for s in found] == [4, 0]
-    blind.admit(found)
+    blind.admit(found, 0)
     assert [s.drafts for s in found] == [1, 1]
 
 
@@ -266,3 +267,22 @@ def test_trees_are_refused_where_nothing_can_be_moved(kinds: str) -> None:
         check_topology(caps, toy_groups(kinds), "mine")
     check_topology(SpeculatorCaps(place="device", max_drafts=3), toy_groups(kinds), "mine")
     check_topology(caps, toy_groups("full+window+draft"), "mine")
+
+
+def test_a_budget_reckons_with_prompts_that_the_step_may_compute() -> None:
+    """Those that run, and those that may come in; never more than a step has ever had."""
+    found = sequences([[0.5] * 4, [0.5] * 4])
+    h = harness()
+    h.submit("new", [7] * 200, 4)
+    (new,) = h.engine._sequences.values()
+    drafting = drawn(trusted=True)
+    loads: list[tuple[int, int]] = []
+    admit = drafting.lengths.admit
+    drafting.lengths.admit = lambda chances, load, guessed=False: (  # type: ignore[method-assign]
+        loads.append((load.gaining, load.tokens)) or admit(chances, load, guessed)  # type: ignore[func-returns-value]
+    )
+    drafting.admit([*found, new], 1)
+    drafting.planned([FlightItem(found[0], 0, 0, 1, 0, True), FlightItem(new, 0, 0, 64, 0, False)])
+    drafting.admit([*found, new], 1)
+    drafting.admit([*found, new], 0)
+    assert loads == [(2, 2), (2, 66), (2, 2)]
