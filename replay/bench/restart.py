@@ -1,7 +1,7 @@
 """Restart protocol: how many placements are blind while Redis, gateways and workers are restarted.
 
 python -m bien.replay.bench.restart [--requests 2000] [--workers 4] [--gateways 3] [--sessions 24] [--away 2]
-    [--redis URL]
+    [--redis URL] [--limit 1800]
 
 Sessions of several turns run all the while, each turn through the next gateway. A placement is blind if
 the router predicted nothing, or less than half of what the engine then found cached, or if it went to a
@@ -21,6 +21,7 @@ import json
 import random
 import sys
 import tempfile
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from bien.replay.bench.restart_fleet import BLOCK, Fleet, Site, deployment
 from bien.replay.redis_server import RedisServer
 from bien.replay.run import new_loop
 from bien.replay.say import say
+from bien.replay.signals import ENDS
 
 TURNS = 24  # of a session; then another begins in its place
 STEP_TOKENS = 96  # that each turn adds
@@ -102,8 +104,10 @@ class Onlooker:
 
 
 class Protocol:
-    def __init__(self, fleet: Fleet, onlooker: Onlooker, sessions: int, seed: int = 0) -> None:
-        self.phases: dict[str, Counts] = {}
+    def __init__(
+        self, fleet: Fleet, onlooker: Onlooker, sessions: int, phases: dict[str, Counts], seed: int = 0
+    ) -> None:
+        self.phases = phases
         self._fleet = fleet
         self._onlooker = onlooker
         self._rng = random.Random(seed)
@@ -132,12 +136,10 @@ class Protocol:
                 due.set()
             return counts.placements < requests or not over.is_set()
 
-        happening = asyncio.ensure_future(happen())
-        try:
-            await asyncio.gather(*(self._session(counts, wanted) for _ in range(self._sessions)))
-            await happening
-        finally:
-            happening.cancel()
+        async with asyncio.TaskGroup() as group:  # one that fails ends the others
+            group.create_task(happen())
+            for _ in range(self._sessions):
+                group.create_task(self._session(counts, wanted))
 
     async def _session(self, counts: Counts, wanted: Callable[[], bool]) -> None:
         while wanted():
@@ -196,6 +198,13 @@ class Protocol:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """All of it; raises what went wrong, at the end of its servers too."""
+    phases: dict[str, Counts] = {}
+    await _run(args, phases)
+    return _result(phases)
+
+
+async def _run(args: argparse.Namespace, phases: dict[str, Counts]) -> None:
     async with AsyncExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         write_toy(folder / "toy", max_position_embeddings=8192)
@@ -213,7 +222,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         for number in range(args.workers):
             onlooker.see(await fleet.client(number))
         await onlooker.settled()
-        protocol = Protocol(fleet, onlooker, args.sessions)
+        protocol = Protocol(fleet, onlooker, args.sessions, phases)
         clock = WallClock()
 
         async def restart_redis() -> None:
@@ -243,7 +252,6 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name in args.phases:
             await protocol.phase(name, args.requests // len(args.phases), events.get(name))
             say(f"{name}: {_told(protocol.phases[name])}")
-        return _result(protocol.phases)
 
 
 async def _healthy(fleet: Fleet) -> None:
@@ -293,14 +301,37 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--away", type=float, default=2.0, help="seconds that Redis is gone")
     made.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
     made.add_argument("--redis", default="")
+    made.add_argument("--limit", type=float, default=1800.0, help="seconds for all of it")
     return made
 
 
-def main() -> None:
+async def _main(args: argparse.Namespace, phases: dict[str, Counts]) -> None:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for name in ENDS:
+        loop.add_signal_handler(name, task.cancel, name.name)
+    async with asyncio.timeout(args.limit):
+        await _run(args, phases)
+
+
+def main() -> int:
+    """Whatever ends it, what was measured until then is printed, and why it ended."""
+    args, phases, ended = parser().parse_args(), dict[str, Counts](), ""
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        json.dump(runner.run(measure(parser().parse_args())), sys.stdout)
-    print()
+        try:
+            runner.run(_main(args, phases))
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            ended = f"ended by {error.args[0] if error.args else 'SIGINT'}"
+        except TimeoutError:
+            ended = f"not done within {args.limit:g} seconds, or something in it was not; see --limit"
+            traceback.print_exc()
+        except Exception as error:
+            ended = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    json.dump(_result(phases) | ({"ended": ended} if ended else {}), sys.stdout)
+    print(flush=True)
+    return 1 if ended else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
