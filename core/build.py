@@ -287,6 +287,8 @@ def fingerprint(pool: PoolComposition, architecture: Architecture, groups: tuple
         pool.model.dtype,
         pool.model.block_tokens,
         pool.spec.quantizer,
+        # What a drafter keeps is its own, however like another's it lies.
+        *([pool.spec.speculator] if any(g.kind is GroupKind.DRAFT for g in groups) else ()),
         # Where states are kept does not change what is kept.
         tuple(msgspec.structs.replace(group, snapshot=SnapshotPolicy()) for group in groups),
     )

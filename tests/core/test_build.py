@@ -15,6 +15,7 @@ from bien.core.compose import PoolComposition, compose
 from bien.core.cores import available_cores
 from bien.core.deployment import Deployment, HostSpec, ModelSpec, PoolSpec, Selection
 from bien.core.errors import BienError, DeploymentError, ModelError, PluginError, ResourceError, UserError
+from bien.core.kv.groups import KVGroup, boundary_group
 from bien.core.plan import StepResult
 from bien.core.plugins import PluginManager
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
@@ -129,6 +130,18 @@ def test_fingerprints_name_the_representation(manager: PluginManager, toy: str, 
     int8 = msgspec.structs.replace(pool.spec, quantizer=Selection("int8"))
     for model, spec in ((double, pool.spec), (pool.model, int8)):
         assert fingerprint(PoolComposition(model, spec, {}, ()), built.architecture, groups) != same
+
+
+def test_fingerprints_tell_drafters_apart(manager: PluginManager, toy: str, built: BuiltWorker) -> None:
+    """What one keeps is of no use to another, though it lie alike; host drafters keep nothing."""
+
+    def name(path: str, *groups: KVGroup) -> str:
+        pool = composed(manager, toy, speculator=Selection("eagle3", {"path": path}))
+        return fingerprint(pool, built.architecture, (*built.executor.groups, *groups))
+
+    own = boundary_group("draft", 8, 16, "float32")
+    assert name("a", own) == name("a", own) != name("b", own)
+    assert name("a") == name("b")
 
 
 @pytest.mark.parametrize(
