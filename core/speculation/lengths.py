@@ -20,7 +20,7 @@ from bien.core.speculation.step_cost import StepCost
 
 F64 = NDArray[np.float64]
 STALE = 2  # steps
-LOOK = 32  # steps after which the budget looks again at what it does not know
+LOOK = 32  # steps after which one looks again at what is not known
 
 
 @dataclass(slots=True)
@@ -69,7 +69,8 @@ class Lengths:
         if self._spec.length == "fixed":
             return [len(c) for c in chances]
         if self._spec.length == "confidence":
-            return [_until(c, self._spec.min_chance) for c in chances]
+            least = 0.0 if guessed and self._steps % LOOK == 0 else self._spec.min_chance
+            return [_until(c, least) for c in chances]
         gains = _gains(chances)
         known, weight = gains, 1.0
         if self._stale:
@@ -110,7 +111,8 @@ class Lengths:
 
 
 def _until(chances: list[float], least: float) -> int:
-    return next((at for at, c in enumerate(chances) if c < least), len(chances))
+    # Up to the last that is likely enough: in a tree it may lie behind siblings that are not.
+    return max((at + 1 for at, c in enumerate(chances) if c >= least), default=0)
 
 
 def _gains(chances: list[list[float]]) -> F64:

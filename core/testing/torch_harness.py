@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bien.core.architectures.registry import read_architecture
+from bien.core.build import drafting_limits
 from bien.core.clock import WallClock
+from bien.core.deployment import PoolSpec, Selection
 from bien.core.engine import Engine, EngineLimits
 from bien.core.executors.make import make_executor
 from bien.core.kv.cache import KVCache
 from bien.core.kv.store import KVStore
 from bien.core.providers import Context
 from bien.core.scheduler import Scheduler
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.testing.harness import Harness
 
 
@@ -36,10 +39,13 @@ class TorchHarness(Harness):
         max_context: int = 256,
         eos: tuple[int, ...] = (),
         executor: Any = None,
+        speculation: SpeculationSpec | None = None,
     ) -> None:
         """`executor`: in the place of one that is made here, from a context like it; pools are allocated."""
         architecture = read_architecture(folder, block_tokens, dtype, max_context)
-        executor = executor or make_executor(Context(architecture=architecture, dtype=dtype, parts=parts))
+        options = speculation or SpeculationSpec()
+        ctx = Context(architecture=architecture, dtype=dtype, parts=parts, speculation=options)
+        executor = executor or make_executor(ctx)
         self.executor = executor
         self.groups = executor.groups
         sizes = tuple(blocks if g.paged else slots + snapshots for g in self.groups)
@@ -53,7 +59,7 @@ class TorchHarness(Harness):
             cache=self.cache,
             groups=self.groups,
             limits=EngineLimits(
-                slots, max_context, block_tokens, eos, drafter.caps.max_drafts if drafter else 0
+                slots, max_context, block_tokens, eos, speculation=options, **self._drafting(drafter, options)
             ),
             clock=WallClock(),
             speculator=self._host,
@@ -62,6 +68,10 @@ class TorchHarness(Harness):
         self.depth = depth
         self.tokens, self.finish, self.cached = {}, {}, {}
         self.events, self.steps, self._flights = [], 0, deque()
+
+    def _drafting(self, drafter: Any, options: SpeculationSpec) -> dict[str, Any]:
+        caps = drafter.caps if drafter else self._host.caps if self._host else None
+        return drafting_limits(PoolSpec(speculator=Selection("drafter"), speculation=options), caps)
 
     def use_store(self, store: KVStore) -> None:
         """A lower tier; before the first request."""

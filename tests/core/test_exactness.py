@@ -17,7 +17,9 @@ from bien.core.clock import WallClock
 from bien.core.kv.hashing import extend_chain
 from bien.core.providers import Context
 from bien.core.request import SamplingParams, TokenIds
-from bien.core.speculation.speculator import DeviceDraft
+from bien.core.speculation.draft import Draft
+from bien.core.speculation.options import SpeculationSpec
+from bien.core.speculation.speculator import DeviceDraft, SpeculatorCaps
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import write_toy
 from bien.core.testing.toy_hybrid import write_tiny_hybrid
@@ -26,6 +28,7 @@ from bien.plugins.parallel.single import bien_providers as strategies
 from bien.plugins.quantizers.none import bien_providers as quantizers
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 from bien.plugins.speculators.early_exit import bien_providers as early_exits
+from bien.plugins.speculators.prompt_lookup import PromptLookup, PromptLookupConfig
 from bien.plugins.speculators.prompt_lookup import bien_providers as prompt_lookups
 from tests.core.executors.latent_models import INDEXER, draw
 
@@ -58,6 +61,7 @@ def harness(
     drafter: str = "",
     store: bool = False,
     kernels: Any = None,
+    length: str = "fixed",
     **fields: Any,
 ) -> TorchHarness:
     ctx = Context()
@@ -66,8 +70,11 @@ def harness(
         parts["kernels"] = kernels
     if drafter == "prompt-lookup":
         parts["speculator"] = _make(prompt_lookups, ctx, min_ngram=1)
+    elif drafter == "branching":
+        parts["speculator"] = Branching()
     elif drafter:
         parts["speculator"] = _make(early_exits, ctx, layers=1)
+    fields["speculation"] = SpeculationSpec(length=length)  # type: ignore[arg-type]
     h = TorchHarness(folder, Fcfs(FcfsConfig(token_budget=budget)), parts, **fields)
     if store:
         h.use_store(_make(host_stores, Context(groups=h.groups, io=h.executor.io), capacity_bytes=1 << 24))
@@ -136,6 +143,48 @@ def test_the_text_is_the_same(model: str, sampling: SamplingParams, folders: dic
         if way.get("drafter"):
             assert stats.drafted > 0, name
         h.engine.close()
+
+
+class Branching(PromptLookup):
+    """Trees: what prompt lookup says, each token behind a wrong sibling, so that paths must be moved."""
+
+    def __init__(self) -> None:
+        super().__init__(PromptLookupConfig(max_drafts=6, min_ngram=1))
+        self.caps = SpeculatorCaps(place="host", max_drafts=6, topology="tree")
+
+    def propose(self, id: str, limit: int) -> Draft:
+        out = Draft([], [])
+        assert out.parents is not None
+        for token in super().propose(id, limit // 2).tokens:
+            out.parents += [len(out) - 1] * 2
+            out.tokens += [(token + 1) % 90, token]
+        return out
+
+
+@pytest.mark.parametrize("way", [
+    {"drafter": "branching", "blocks": 20, "store": True},
+    {"drafter": "branching", "length": "budget"},
+    {"drafter": "prompt-lookup", "blocks": 20, "length": "budget"},
+    {"drafter": "early-exit", "blocks": 20, "store": True, "length": "budget"},
+    {"blocks": 20},
+], ids=str)  # fmt: skip
+def test_the_text_is_the_same_with_predictions(way: dict[str, Any], folders: dict[str, Path]) -> None:
+    """Of clients: the right text, a wrong one, and one with an edit; beside any drafter."""
+    sampling = SamplingParams(16, temperature=0.9, seed=5, ignore_eos=True, repetition_penalty=1.1)
+    h = harness(folders["llama"], slots=1)
+    reference = play(h, sampling, together=False)
+    h = harness(folders["llama"], **way)
+    prompts = [turns[0] for turns in conversations()]
+    for i, prompt in enumerate(prompts):
+        text = [reference[i], [7] * 20, reference[i][:6] + [1, 2, 3] + reference[i][7:]][i]
+        h.submit(f"0/{i}", prompt, sampling=sampling, prediction=TokenIds.of(text))
+    h.run()
+    assert [h.tokens[f"0/{i}"] for i in range(3)] == reference[:3]
+    drafts = h.engine.stats().drafts
+    assert drafts is not None
+    assert drafts.sources["prediction"].accepted >= 16
+    assert len(drafts.sources) == (2 if way.get("drafter") else 1)
+    h.engine.close()
 
 
 @pytest.mark.parametrize("method", ["absorb", "propose"])

@@ -50,7 +50,8 @@ def test_fixed_takes_all() -> None:
 def test_confidence_cuts_at_the_first_unlikely_node() -> None:
     lengths = Lengths(SpeculationSpec(length="confidence", min_chance=0.5))
     assert lengths.admit([survival([0.9, 0.8, 0.6, 0.99], None)], Load(1, 1)) == [2]
-    assert lengths.admit([[0.6, 0.2, 0.55], [0.5], [0.49]], Load(3, 3)) == [1, 1, 0]
+    assert lengths.admit([[0.6, 0.5, 0.2], [0.5], [0.49], []], Load(4, 4)) == [2, 1, 0, 0]
+    assert lengths.admit([[0.3, 0.6, 0.1, 0.55, 0.2]], Load(1, 1)) == [4], "siblings in a tree"
 
 
 def test_budget_drafts_all_where_it_is_free() -> None:
@@ -174,6 +175,10 @@ def test_looks_at_a_drafter_that_nobody_asks() -> None:
     assert sum(map(bool, asked)) == 4
     told = [sum(lengths.admit(unlikely, Load(8, 8), guessed=False)) for _ in range(4 * LOOK)]
     assert not any(told)
+    by_confidence = Lengths(SpeculationSpec(length="confidence"))
+    for guessed in (True, False):
+        asked = [sum(by_confidence.admit(unlikely, Load(8, 8), guessed)) for _ in range(4 * LOOK)]
+        assert sum(map(bool, asked)) == (4 if guessed else 0)
 
 
 @pytest.mark.parametrize("parents", [None, [-1, 0, 1, 2]])
