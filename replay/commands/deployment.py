@@ -48,7 +48,7 @@ def resources(composition: Composition) -> list[str]:
     cores = available_cores()
     threads, warnings = share_threads(composition.deployment.pool, composition.deployment.host, cores)
     pools = zip(composition.pools, threads, strict=True)
-    shares = "; ".join(f"pool {pool.spec.name!r}: {pool.spec.count} x {n}" for pool, n in pools)
+    shares = "; ".join(f"pool {pool.spec.name!r}: {pool.spec.engines} x {n}" for pool, n in pools)
     lines = [f"threads: {shares}; this process may use {cores} cores"]
     try:
         plan = check_memory(composition, composition.model)
@@ -78,8 +78,9 @@ def describe(composition: Composition) -> list[str]:
     lines += [_part(kind, part) for kind, part in composition.gateway.items()]
     for pool in composition.pools:
         spec = pool.spec
+        engines = f", {spec.dp_ranks} engines" if spec.dp_ranks > 1 else ""
         lines.append(
-            f"pool {spec.name}: {spec.count} x {spec.role} on {spec.devices} {spec.device}, "
+            f"pool {spec.name}: {spec.count} x {spec.role} on {spec.devices} {spec.device}{engines}, "
             f"{spec.slots} slots, {_kv(spec)}"
         )
         lines += [_part(kind, part) for kind, part in pool.parts.items()]

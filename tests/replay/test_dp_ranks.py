@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from bien.core.compose import compose
 from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
 from bien.core.errors import UserError
+from bien.core.kv.hashing import extend_chain, tenant_key
 from bien.core.plugins import PluginManager
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.testing.toy import write_toy
+from bien.core.worker.launch import launch
+from bien.replay.fleet import lasting_starts
 from bien.replay.simulation import build_workers, simulated
-from bien.replay.stack import Stack
+from bien.replay.stack import Stack, open_index
+from tests.redis_process import redis_process
 
 
 class Answer(NamedTuple):
@@ -33,8 +39,12 @@ def deployed(model: Path, **pool: object) -> Deployment:
     return Deployment(ModelSpec(str(model)), GatewaySpec(port=0, router=router), (spec,))
 
 
+def prompt_of(first: int) -> TokenIds:
+    return TokenIds.of((first * 7 + n * n) % 250 for n in range(100))
+
+
 async def ask(stack: Stack, first: int, output: int = 8) -> Answer:
-    prompt = TokenIds.of((first * 7 + n * n) % 250 for n in range(100))
+    prompt = prompt_of(first)
     sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     tokens: list[int] = []
     cached = -1
@@ -86,6 +96,38 @@ def test_two_engines_in_one_worker(tmp_path: Path, executor: str) -> None:
         await stack.close()
 
     asyncio.run(main())
+
+
+def test_another_gateway_learns_from_redis_what_each_engine_has(tmp_path: Path) -> None:
+    write_toy(tmp_path / "toy")
+
+    async def main(url: str) -> None:
+        index = Selection("redis", {"url": url, "lease_seconds": 1.0, "poll_seconds": 0.02})
+        of = deployed(tmp_path / "toy", dp_ranks=2, executor=Selection("simulated"))
+        gateway = msgspec.structs.replace(of.gateway, kv_index=index, secret="shared")
+        of = msgspec.structs.replace(of, gateway=gateway)
+        composition = compose(of, PluginManager.load())
+        async with AsyncExitStack() as opened:
+            store = await open_index(composition, None, opened)
+            starts = lasting_starts(composition, composition.model, store, "127.0.0.1")
+        [worker] = await launch(starts)
+        first = await Stack.start(of, attach=True)
+        cold = await all_of(first, range(6))
+        assert {a.rank for a in cold} == {0, 1}
+        await first.close()
+        second = await Stack.start(of, attach=True)
+        for n, before in enumerate(cold):
+            chain = extend_chain(tenant_key("", b"shared"), b"", prompt_of(n), 16, 96)
+            wanted = [6 if rank == before.rank else 0 for rank in range(2)]
+            async with asyncio.timeout(20):  # workers publish now and then
+                while second.gateway._index.overlaps(chain, [("main-0", 0), ("main-0", 1)]) != wanted:
+                    await asyncio.sleep(0.01)
+            assert await ask(second, n) == before._replace(predicted=96, cached=96)
+        await second.close()
+        await worker.stop()
+
+    with redis_process() as server:
+        asyncio.run(main(server.url))
 
 
 def test_simulated_workers_have_one_engine(tmp_path: Path) -> None:
