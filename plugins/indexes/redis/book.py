@@ -75,9 +75,11 @@ class Book:
     def worth_asking(self, gap: float, work: float) -> bool:
         """Of a request of so much work whose best place is so much cheaper than the next. What others have
         there beyond `gap` is what asking saves: as often as lately seen; while little was seen, there may be
-        with a small chance a request like this from each of them."""
-        likely = GUESS * len(self.others) * CHANCE * max(0.0, work - gap)
-        likely = (likely + sum(h - gap for h in self._seen if h > gap)) / (GUESS + len(self._seen))
+        with a small chance a request like this from each of them. Who is always first sees nothing, and must
+        be seen: a part of that chance stays."""
+        guess = len(self.others) * CHANCE * max(0.0, work - gap)
+        likely = (GUESS * guess + sum(h - gap for h in self._seen if h > gap)) / (GUESS + len(self._seen))
+        likely = max(likely, guess / 3)
         self._passed += 1
         if likely < WORTH and self._passed < PASSED:
             return False
