@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from bien.core.clock import WallClock
 from bien.core.costs.memory import Room
 from bien.core.errors import ResourceError
+from bien.core.executors.simulated_drafts import SimulatedDrafts
 from bien.core.kv.groups import KVGroup
-from bien.core.plan import ExecutorPlan, NewSequence, StepResult
+from bien.core.plan import I32, ExecutorPlan, NewSequence, StepResult
 from bien.core.request import TokenIds
 
 StepCost = Callable[[ExecutorPlan], float]
@@ -39,7 +40,7 @@ class NoData:
 
 
 class SimulatedExecutor:
-    """Every row that samples gains one token, and no draft is ever accepted."""
+    """Every row that samples gains one token, and of its drafts as many as forced acceptance says."""
 
     simulated = True
 
@@ -53,13 +54,15 @@ class SimulatedExecutor:
         growing: GrowingCost | None = None,
         room: Room | None = None,
         io: NoData | None = None,
+        drafts: SimulatedDrafts | None = None,
     ) -> None:
         """`growing`: where the cost depends on positions; it must say what `cost` would, plan by plan.
-        `room`: what there is for KV; None: as much as anyone asks for."""
+        `room`: what there is for KV; None: as much as anyone asks for. `drafts`: of a simulated drafter."""
         self.groups = groups
         self.room = room
         self.io = io or NoData()
         self.growing = growing
+        self._drafts = drafts
         self._cost = cost
         self._vocab = vocab_size
         self._clock = None if virtual else WallClock()
@@ -75,6 +78,8 @@ class SimulatedExecutor:
         for slot in plan.released.tolist():
             self._slots.pop(slot, None)
         for new in plan.new:
+            if self._drafts is not None:
+                self._drafts.enter(new)
             if isinstance(new.tokens, TokenIds):
                 self._slots[new.slot] = new
         return plan
@@ -89,18 +94,20 @@ class SimulatedExecutor:
         where that is known."""
         if seconds is None:
             seconds = self._cost(plan)
-        tokens = self._tokens(plan) if self._slots else None
+        drafts = self._drafts
+        accepted = plan.samples if drafts is None else drafts.accepted(plan)
+        tokens = self._tokens(plan, accepted) if self._slots else None
         if self._clock is not None:
             self._clock.block(seconds)
-        return StepResult(plan.step, plan.samples, tokens, None, seconds)
+        proposed = None if drafts is None else drafts.proposed(plan)
+        return StepResult(plan.step, accepted, tokens, proposed, seconds)
 
-    def _tokens(self, plan: ExecutorPlan) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def _tokens(self, plan: ExecutorPlan, accepted: I32) -> np.ndarray[Any, np.dtype[np.int32]]:
         out = []
-        ends = (plan.starts + plan.counts).tolist()
-        for slot, end, samples in zip(plan.slots.tolist(), ends, plan.samples.tolist(), strict=True):
-            if samples:
-                new = self._slots.get(slot)
-                out.append(0 if new is None else self._token(new, end))
+        ends = (plan.starts + plan.counts - plan.drafts).tolist()
+        for slot, end, gained in zip(plan.slots.tolist(), ends, accepted.tolist(), strict=True):
+            new = self._slots.get(slot)
+            out += [0 if new is None else self._token(new, end + i) for i in range(gained)]
         return np.asarray(out, dtype=np.int32)
 
     def _token(self, new: NewSequence, position: int) -> int:

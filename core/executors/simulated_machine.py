@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bien.core.costs.memory import kv_groups, room
 from bien.core.costs.step import StepModel
 from bien.core.errors import UserError
 from bien.core.executors.simulated import NoData, SimulatedExecutor
+from bien.core.executors.simulated_drafts import SimulatedDrafts
 from bien.core.kv.groups import KVGroup
 from bien.core.plan import ExecutorPlan
 from bien.core.providers import Context
@@ -19,12 +21,25 @@ from bien.core.providers import Context
 class MachineCost:
     """The cost of plans by a `StepModel`, times `pace`."""
 
-    def __init__(self, model: StepModel, pace: float = 1.0) -> None:
+    def __init__(self, model: StepModel, pace: float = 1.0, drafter: Any = None) -> None:
+        """`drafter`: one that drafts in simulations: `passes` of `layers` layers for its `max_drafts`."""
         self._model = model
         self._pace = pace
+        self._drafter = drafter
 
     def __call__(self, plan: ExecutorPlan) -> float:
-        return self._pace * self._model.seconds(plan.starts, plan.counts, int(plan.samples.sum()))
+        rows = int(plan.samples.sum())
+        seconds = self._model.seconds(plan.starts, plan.counts, rows + int(plan.drafts.sum()))
+        if self._drafter is not None and rows:
+            seconds += self._drafting(plan, rows)
+        return self._pace * seconds
+
+    def _drafting(self, plan: ExecutorPlan, rows: int) -> float:
+        passes = self._drafter.passes
+        each = -(-self._drafter.caps.max_drafts // passes)  # tokens of a sequence in a pass
+        ends = (plan.starts + plan.counts)[plan.samples > 0]
+        once = self._model.part(ends, np.full(rows, each, np.int32), rows * each, self._drafter.layers)
+        return float(passes * once)
 
     def growing(self, plan: ExecutorPlan, steps: int) -> NDArray[Any]:
         """Of `plan`, whose rows all decode, and of the steps after it, each one position further."""
@@ -48,7 +63,8 @@ def machine_executor(ctx: Context, model: StepModel, limited: bool, pace: float 
     groups = kv_groups(model, ctx.groups)
     if len(ctx.groups) != len(model.a.groups):
         raise UserError("executor 'simulated' has no cost for the KV groups of a drafter", field="speculator")
-    cost = MachineCost(model, pace)
+    drafts = SimulatedDrafts.of(ctx)
+    cost = MachineCost(model, pace, ctx.parts.get("speculator") if drafts else None)
     return SimulatedExecutor(
         groups,
         cost,
@@ -57,4 +73,5 @@ def machine_executor(ctx: Context, model: StepModel, limited: bool, pace: float 
         growing=cost.growing,
         room=room(model, groups) if limited else None,
         io=MachineLinks(groups, model),
+        drafts=drafts,
     )

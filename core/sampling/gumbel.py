@@ -27,7 +27,7 @@ def largest(
     one of weight zero. Seeds, positions and choices [R] on the host. `ids` ([C] or [R, C] int64): the token
     of each entry; None: its index."""
     noise = noise_of(weights, seeds, positions, choices, ids)
-    return (weights.to(torch.float64).log_() + noise).argmax(-1)
+    return (weights.to(torch.float64).log() + noise).argmax(-1)
 
 
 def noise_of(

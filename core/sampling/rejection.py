@@ -25,7 +25,8 @@ from bien.core.sampling.sampler import quantile
 
 @dataclass(slots=True)
 class Law:
-    """What a draft was drawn from: probabilities [C] of the tokens `ids` [C] int64 (None: all, in order)."""
+    """What a draft was drawn from: probabilities (or weights) [C] of the tokens `ids` [C] int64; None: all, in
+    order."""
 
     probabilities: Tensor
     ids: Tensor | None = None
@@ -33,6 +34,7 @@ class Law:
     def dense(self, vocab: int) -> Tensor:
         """[vocab] float64"""
         wide = self.probabilities.to(torch.float64)
+        wide = wide / wide.sum()
         if self.ids is None and len(wide) == vocab:
             return wide
         out = wide.new_zeros(vocab)

@@ -56,7 +56,7 @@ class Driver:
         self.proposed: dict[int, int] = {}
         self.logprobs: dict[int, TokenLogprobs] = {}  # of the last step
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}  # the same of prompts
-        self.steps = 0
+        self.steps = self.drafted = self.taken = 0
         self._new: list[NewSequence] = []
         self._released: list[int] = []
         self._updates: list[list[tuple[int, int, int]]] = [[] for _ in self.groups]
@@ -118,7 +118,7 @@ class Driver:
         masks: Any = None,
     ) -> dict[int, list[int]]:
         """Compute work[slot] known tokens of each slot, then its drafts; the tokens gained per slot. With
-        `device` the drafts are the executor's own, and `drafts` only says how many, but for the slots `hosted`.
+        `device` the drafts are the executor's own, but for the slots `hosted`, and `drafts` says how many.
         `parents`: of a slot's drafts, where they are a tree."""
         drafts = drafts or {}
         own = {s: drafts.get(s, []) for s in work}
@@ -171,6 +171,7 @@ class Driver:
                 self.logits[slot] = logits[row : row + 1 + drafts]
                 row += 1 + drafts
             self.content[slot] += gained[slot]
+            self.drafted, self.taken = self.drafted + drafts, self.taken + max(0, n - 1)
             self.computed[slot] += int(plan.counts[i]) - drafts + max(0, n - 1)
             self.proposed[slot] = 0 if result.proposed is None else int(result.proposed[i])
         self.result = result
