@@ -1,7 +1,8 @@
 """How the torch kernels attend from a block of queries to a stored context and to entries given beside it.
 
 One primitive for drafters and trees: what is stored of a sequence is seen by all of its queries (inside the
-window of each), what is given by those that a mask says. Sequences of like length are gathered together.
+window of each), what is given by those that a mask says. Sequences of like length are gathered together; a
+long one whose blocks lie in one run is read in place.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bien.core.executors.rows import GroupRows
+from bien.core.kernels.attention import VIEW_TOKENS
 
 SLACK = 1.25  # a part's longest context may have so many times the blocks of its shortest
 GATHERED = 32 << 20  # bytes of keys and values gathered at a time
@@ -24,7 +26,7 @@ class Part:
     """Sequences whose contexts are gathered together, padded to `length` positions each."""
 
     members: slice | Tensor  # which of the step's
-    blocks: Tensor  # [R * blocks] int64
+    blocks: Tensor | slice  # [R * blocks] int64; of one sequence read in place, its run
     position: Tensor  # [R, length] of every gathered entry
     outside: Tensor  # [R, 1, length] bool: no entry of the sequence's, or one that nobody may see
     clear: bool  # nothing is
@@ -53,7 +55,9 @@ def block_attention(
     out = query.new_empty(*query.shape[:2], query.shape[2] * query.shape[3])
     for part in parts:
         many = len(part.position)
-        context = pool.index_select(0, part.blocks).view(many, -1, pool.shape[-1])
+        blocks = part.blocks
+        held = pool[blocks] if isinstance(blocks, slice) else pool.index_select(0, blocks)
+        context = held.view(many, -1, pool.shape[-1])
         own = query[part.members]
         hidden = _hidden(part, rows.window, None if positions is None else positions[part.members])
         given = kv[part.members].to(context.dtype)
@@ -136,14 +140,25 @@ def _parts(rows: GroupRows) -> list[Part]:
     blocks = -(-starts // size) - first
     each = rows.pool.layers[0][0].nbytes
     groups: list[list[int]] = []
+    runs: list[list[int]] = []
     for i in sorted(range(len(starts)), key=lambda i: (blocks[i], i)):
+        used = rows.table[i, first[i] : first[i] + blocks[i]]
+        if blocks[i] * size >= VIEW_TOKENS and bool((used[1:] - used[:-1] == 1).all()):
+            runs.append([i])
+            continue
         last = groups[-1] if groups else []
         like = bool(last) and blocks[i] <= SLACK * blocks[last[0]] + 1
         if like and (len(last) + 1) * blocks[i] * each <= GATHERED:
             last.append(i)
         else:
             groups.append([i])
-    return [_part(rows, np.array(sorted(members)), first, blocks) for members in groups]
+    gathered = [_part(rows, np.array(sorted(members)), first, blocks) for members in groups]
+    for members in runs:
+        part = _part(rows, np.array(members), first, blocks)
+        begun = int(rows.table[members[0], first[members[0]]])
+        part.blocks = slice(begun, begun + int(blocks[members[0]]))
+        gathered.append(part)
+    return gathered
 
 
 def _part(

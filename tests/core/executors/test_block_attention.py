@@ -111,6 +111,26 @@ def test_blocks_equal_the_formula(
             np.testing.assert_allclose(found[i, q], want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("window", "skip"), [(0, 0), (0, 2), (9, 0)])
+def test_runs_are_read_in_place(monkeypatch: pytest.MonkeyPatch, window: int, skip: int) -> None:
+    """Of two long sequences the one whose blocks lie in a run, between others that are gathered."""
+    rows = make_rows([(30, 1), (33, 1), (3, 1), (0, 1)], window=window)
+    for table in rows.tables:
+        table[1] = np.arange(len(table[1])) + 2
+    rng = np.random.default_rng(4)
+    query = torch.from_numpy(rng.normal(size=(4, 3, HEADS, D)))
+    kv = torch.from_numpy(rng.normal(size=(4, 2, WIDTH)))
+    found, read = [], []
+    for tokens in (1000, 8):
+        monkeypatch.setattr(block, "VIEW_TOKENS", tokens)
+        own = rows.redirect(0, skip=skip)
+        own._groups = {}
+        found.append(own.attend_block(1, query, kv, 0.3))
+        read.append([p.blocks for p in own.group(0).plans["block"] if isinstance(p.blocks, slice)])
+    assert [len(r) for r in read] == [0, 1]
+    assert torch.allclose(found[0], found[1], rtol=1e-12)
+
+
 def test_many_scores_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows([(20, 1), (7, 1)], window=9)
     query, kv = torch.randn(2, 7, HEADS, D).double(), torch.randn(2, 7, WIDTH).double()
