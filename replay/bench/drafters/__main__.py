@@ -1,6 +1,6 @@
 """Block drafters trained for a tiny target: how many drafts it takes, by real rejection sampling.
 
-python -m bien.replay.bench.drafters [--seeds 3] [--target-steps 350] [--steps 150] [--contexts 400]
+python -m bien.replay.bench.drafters [--seeds 3] [--target-steps 200] [--steps 150] [--contexts 300]
     [--rounds 6] [--threads 1] [--keep FOLDER] [--engine]
 
 Per seed: a byte-level target of three layers learns the text of Python's standard library, then each drafter

@@ -34,9 +34,9 @@ Told = Callable[[str], Progress]
 class Budget:
     """In steps, not in time: a loaded machine takes several times as long for the same result."""
 
-    target: int = 350
+    target: int = 200
     drafter: int = 150
-    contexts: int = 400
+    contexts: int = 300
     rounds: int = 6
 
 
