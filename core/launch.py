@@ -46,15 +46,11 @@ class _Drafts:
     """Of all rows of a plan, as `ExecutorPlan` has them."""
 
     tokens: list[int] = field(default_factory=list)
-    hosted: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     trees: bool = False
 
     def add(self, row: FlightItem) -> None:
         s, count = row.sequence, row.drafts
-        self.hosted.append(count if s.hosted else 0)
-        if not count:
-            return
         row.depth, row.source = count, s.draft.source
         if s.hosted:
             self.tokens += s.draft.tokens[:count]
@@ -98,7 +94,8 @@ class Launcher:
             drafts.append(item.drafts)
             samples.append(int(sampling))
             row = FlightItem(s, s.epoch, s.planned, item.tokens, item.drafts, sampling)
-            packed.add(row)
+            if item.drafts:
+                packed.add(row)
             items.append(row)
             self._book(s, item.tokens, item.drafts, sampling)
         restores = self._admission.take_restores()
@@ -118,9 +115,12 @@ class Launcher:
             snapshots=snapshots,
             draft_tokens=i32(packed.tokens),
             device_drafts=self._device,
-            hosted=i32(packed.hosted if self._device and packed.tokens else None),
+            hosted=i32(self._hosted(items) if packed.tokens else None),
             parents=i32(packed.parents if packed.trees else None),
         )
+
+    def _hosted(self, items: list[FlightItem]) -> list[int]:
+        return [row.drafts if row.sequence.hosted else 0 for row in items] if self._device else []
 
     def _book(self, s: Sequence, tokens: int, drafts: int, sampling: bool) -> None:
         s.planned += tokens

@@ -84,7 +84,7 @@ class Settlement:
             out = SequenceOutput(s.id, count, tokens, finish)
             out.logprobs = None if logprobs is None else logprobs.first(count)
             self._output(s, out, report)
-        if finish is None and item.samples and current:
+        if s.max_drafts and finish is None and item.samples and current:
             room = min(s.remaining, self._owner.room(s)) - 1
             self._drafting.propose(s, room, proposed, draft)
 

@@ -133,6 +133,21 @@ def test_drafters_that_say_nothing_are_judged_by_what_was_observed() -> None:
     assert knowing.observed[20] == (4, 4)
 
 
+@pytest.mark.parametrize(("sequences", "per_round"), [(1, 2), (16, 0)])
+def test_a_budget_follows_the_engines_own_steps(sequences: int, per_round: int) -> None:
+    """A step costs as much as 16 positions beside its own: unlikely drafts pay for one sequence only."""
+    knowing = Knowing([0.3] * 4)
+    options = {"speculation": SpeculationSpec(length="budget")}
+    h = harness(knowing, 256, drafting=options, slots=16, blocks=400)
+    plans = watched(h)
+    for i in range(sequences):
+        h.submit(str(i), PROMPT, sampling=SamplingParams(120, temperature=0.0, ignore_eos=True, seed=0))
+    h.run()
+    h.expect("0", PROMPT)
+    late = [n for plan in plans[len(plans) // 2 :] if plan.rows == sequences for n in plan.drafts.tolist()]
+    assert sorted(late)[len(late) // 2] == per_round
+
+
 def test_counts_by_source_and_position() -> None:
     h = harness(Knowing(source="mine"))
     h.submit("a", PROMPT, sampling=asking())
