@@ -7,6 +7,7 @@ are never materialised). One process, one thread, no torch.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bien.core.build import BuiltWorker, build
-from bien.core.clock import VirtualClock
+from bien.core.clock import Clock, VirtualClock
 from bien.core.compose import Composition, compose
 from bien.core.costs.factors import CalibrationFile, read_calibration
 from bien.core.costs.machine import WIDER
@@ -23,7 +24,9 @@ from bien.core.deployment import Deployment, PoolSpec, Selection, check_deployme
 from bien.core.errors import DeploymentError, UserError
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context
+from bien.core.worker.client import WorkerClient
 from bien.core.worker.inprocess import InProcessClient
+from bien.core.worker.inprocess_ranks import InProcessRanks
 from bien.gateway.core import Gateway
 from bien.replay.cache_account import CacheAccount
 from bien.replay.collection import collecting_rarely
@@ -66,7 +69,7 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
     """The deployment with executors that cost virtual time only, and what was put in their place.
 
     A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
-    there are no tokens to guess. The memory index stands in for one that lies behind a connection.
+    there are no tokens to guess, but for the one that has forced acceptance. The memory index stands in for one that lies behind a connection.
     """
     for remote in deployment.remote:
         text = "its workers are another's engines, which cannot be simulated; leave it out"
@@ -80,8 +83,11 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
                 f"{pool.executor.use!r} (uncalibrated)"
             )
             pool = msgspec.structs.replace(pool, executor=Selection("simulated"))
-        if pool.speculator is not None:
-            notes.append(f"pool {pool.name!r}: speculator {pool.speculator.use!r} is not simulated")
+        if pool.speculator is not None and pool.speculator.use != "simulated":
+            notes.append(
+                f"pool {pool.name!r}: speculator {pool.speculator.use!r} is left out: its drafts need a text "
+                "(speculator 'simulated' has the costs of one, with forced acceptance)"
+            )
             pool = msgspec.structs.replace(pool, speculator=None)
         pools.append(pool)
     gateway = deployment.gateway
@@ -176,23 +182,31 @@ def _simulate(
 
 
 def build_workers(composition: Composition, seed: int) -> Iterable[BuiltWorker]:
-    """Every worker of every pool, on the virtual clock. UserError: one has several engines."""
+    """Every worker of every pool, on the virtual clock."""
     for pool in composition.pools:
-        if (ranks := pool.spec.dp_ranks) > 1:
-            raise UserError(
-                f"pool {pool.spec.name!r}: dp_ranks is {ranks}, and simulated workers have one engine each; "
-                f"valid: dp_ranks = 1, count = {pool.spec.engines}",
-                field="dp_ranks",
-            )
         for number in range(pool.spec.count):
-            yield build(
-                pool,
-                id=f"{pool.spec.name}-{number}",
-                generation="simulated",
-                clock=VirtualClock(),
-                rng=random.Random(seed),
-                any_context=True,
+            first, *others = (
+                build(
+                    pool,
+                    id=f"{pool.spec.name}-{number}",
+                    generation="simulated",
+                    clock=VirtualClock(),
+                    rng=random.Random(seed),
+                    any_context=True,
+                )
+                for _ in range(pool.spec.dp_ranks)
             )
+            info = msgspec.structs.replace(first.info, dp_ranks=1 + len(others))
+            yield dataclasses.replace(first, info=info, others=tuple(others))
+
+
+def in_process(built: BuiltWorker, clock: Clock, jump: bool = True) -> WorkerClient:
+    """The worker on `clock`, as a gateway knows it."""
+    ranks = [
+        InProcessClient(built.info, one.engine, one.executor, clock, jump=jump, dp_rank=rank)
+        for rank, one in enumerate((built, *built.others))
+    ]
+    return ranks[0] if len(ranks) == 1 else InProcessRanks(ranks)
 
 
 def with_workers(deployment: Deployment, workers: int) -> Deployment:
@@ -207,7 +221,7 @@ def with_workers(deployment: Deployment, workers: int) -> Deployment:
 
 
 def make_gateway(
-    composition: Composition, clients: list[InProcessClient], clock: VirtualClock, seed: int
+    composition: Composition, clients: list[WorkerClient], clock: VirtualClock, seed: int
 ) -> Gateway:
     """The composition's router and index around these clients."""
     ctx = Context(clock=clock, rng=random.Random(seed))
@@ -229,13 +243,13 @@ async def _run(
     on_tick: Callable[[Driver], None],
 ) -> Run:
     clock = VirtualClock()
-    clients = [InProcessClient(w.info, w.engine, w.executor, clock, jump=plan.jump) for w in workers]
+    clients = [in_process(worker, clock, plan.jump) for worker in workers]
     gateway = make_gateway(composition, clients, clock, plan.options.seed)
     spec = composition.pools
     info = TargetInfo(
         model=Path(composition.model.name).name,
         max_context=gateway.max_context,
-        accelerators=sum(p.spec.count * accelerators(p) for p in spec),
+        accelerators=sum(p.spec.engines * accelerators(p) for p in spec),
     )
     trace = open_paths(plan.traces, manager)
     block_tokens = composition.model.block_tokens
@@ -260,7 +274,8 @@ async def _run(
             task.uncancel()
         await load.sample()
         for worker in workers if not interrupted else ():
-            worker.engine.check_integrity()
+            for one in (worker, *worker.others):
+                one.engine.check_integrity()
     finally:
         for task in beside:
             task.cancel()
@@ -278,7 +293,7 @@ async def _run(
 
 
 async def _busy(workers: list[BuiltWorker]) -> dict[str, float]:
-    return {w.info.id: w.engine.stats().busy_seconds for w in workers}
+    return {w.info.id: sum(one.engine.stats().busy_seconds for one in (w, *w.others)) for w in workers}
 
 
 async def _tick(driver: Driver, on_tick: Callable[[Driver], None]) -> None:

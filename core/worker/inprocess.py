@@ -35,7 +35,14 @@ class InProcessClient:
     """Implements `WorkerClient` around an engine and its executor, which it owns."""
 
     def __init__(
-        self, info: WorkerInfo, engine: Engine, executor: Executor, clock: Clock, *, jump: bool = True
+        self,
+        info: WorkerInfo,
+        engine: Engine,
+        executor: Executor,
+        clock: Clock,
+        *,
+        jump: bool = True,
+        dp_rank: int = 0,
     ) -> None:
         self.info = info
         self.engine = engine
@@ -51,7 +58,7 @@ class InProcessClient:
         self._inbox: list[Callable[[], None]] = []
         self.alive = True  # written here only
         self._requests = RequestMap()
-        self._frames = FrameMaker(info.id, info.generation)
+        self._frames = FrameMaker(info.id, info.generation, dp_rank)
         self._stats = WorkerStats()  # as last sent
         self._flight: _Flight | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # set by `attach`
@@ -107,6 +114,11 @@ class InProcessClient:
             self._stop()
             if self._listener is not None:
                 self._listener.on_death(self, reason)
+
+    def silence(self) -> None:
+        """Die, and tell nobody."""
+        if self.alive:
+            self._stop()
 
     def _stop(self) -> None:
         self.alive = False

@@ -123,6 +123,12 @@ def prepared(plan: RoutePlan) -> tuple[Deployment, list[str]]:
     if len(pools) != 1:
         names = ", ".join(repr(pool.name) for pool in pools)
         raise UserError(f"routers are compared on one pool of equal workers; this deployment has {names}")
+    if pools[0].dp_ranks > 1:
+        raise UserError(
+            f"pool {pools[0].name!r}: dp_ranks is {pools[0].dp_ranks}, and placements are searched over "
+            f"workers of one engine; valid: dp_ranks = 1, count = {pools[0].engines}",
+            field="dp_ranks",
+        )
     deployment = plan.deployment if plan.workers is None else with_workers(plan.deployment, plan.workers)
     return simulated(deployment)
 

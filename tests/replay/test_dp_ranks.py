@@ -21,9 +21,14 @@ from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import launch
 from bien.replay.fleet import lasting_starts
-from bien.replay.simulation import build_workers, simulated
+from bien.replay.options import ReplayOptions
+from bien.replay.route.explain import RoutePlan, prepared
+from bien.replay.simulation import SimulationPlan, simulate, simulated
 from bien.replay.stack import Stack, open_index
+from bien.traces.model import TraceMeta
+from bien.traces.native import write_native
 from tests.redis_process import redis_process
+from tests.replay.fakes import session
 
 
 class Answer(NamedTuple):
@@ -130,8 +135,25 @@ def test_another_gateway_learns_from_redis_what_each_engine_has(tmp_path: Path) 
         asyncio.run(main(server.url))
 
 
-def test_simulated_workers_have_one_engine(tmp_path: Path) -> None:
+def test_a_simulated_worker_of_two_engines_is_like_two_workers(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy")
-    deployment, _ = simulated(deployed(tmp_path / "toy", dp_ranks=2))
+    trace = tmp_path / "t.bien.jsonl"
+    sessions = [session(f"s{i}", *((0.3, 40 + 4 * i, 10),) * 4) for i in range(8)]
+    write_native(trace, TraceMeta("native", 16), sessions)
+    results = []
+    for ways in ({"dp_ranks": 2}, {"count": 2}):
+        deployment, _ = simulated(deployed(tmp_path / "toy", **ways))
+        plan = SimulationPlan((trace,), ReplayOptions(concurrency=4), deployment)
+        results.append(simulate(plan, PluginManager.load()).result)
+    one, two = results
+    assert one.turns.errors == 0 and one.turns.count == 32
+    assert one.tokens == two.tokens and one.ttft_ms == two.ttft_ms and one.jobs == two.jobs
+    assert one.throughput == two.throughput, "of two accelerators"
+    assert one.router.parity == two.router.parity == 1.0
+    assert one.router.imbalance == 1.0
+
+
+def test_placements_are_searched_over_workers_of_one_engine(tmp_path: Path) -> None:
+    of = deployed(tmp_path, dp_ranks=2)
     with pytest.raises(UserError, match=r"pool 'main': dp_ranks is 2.*valid: dp_ranks = 1, count = 2"):
-        list(build_workers(compose(deployment, PluginManager.load()), 0))
+        prepared(RoutePlan((), of))
