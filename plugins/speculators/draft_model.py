@@ -45,16 +45,16 @@ class DraftModelConfig(msgspec.Struct, forbid_unknown_fields=True):
     sampled: bool = True
 
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
-        return DraftModel(self).groups(architecture, block_tokens)
+        return DraftModel(self, architecture).groups(architecture, block_tokens)
 
 
 class DraftModel:
     """See `DeviceSpeculator`. Every confirmed token goes through the whole small model once more, in
     `absorb`: what it wrote while it drafted is overwritten."""
 
-    def __init__(self, config: DraftModelConfig, target: str = "") -> None:
-        """`target`: name or folder of the target, whose tokenizer must be the same; "": not known."""
-        self._config, self._target = config, target
+    def __init__(self, config: DraftModelConfig, target: Architecture) -> None:
+        """`target`: whose tokenizer must be the same."""
+        self._config, self._target, self._vocab = config, target.model, target.vocab_size
         self.caps = SpeculatorCaps(
             place="device",
             max_drafts=config.max_drafts,
@@ -63,12 +63,11 @@ class DraftModel:
             confidence="own",
         )
         self._model: Any = None
-        self._group, self._vocab = -1, 0
+        self._group = -1
 
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
         """DeploymentError for a model whose layers do not all cache alike."""
         own = read_architecture(self._config.model, block_tokens, architecture.groups[0].dtype)
-        self._vocab = architecture.vocab_size
         kinds = [g.kind for g in own.groups]
         if len(kinds) != 1 or kinds[0] not in SERVED:
             found = ", ".join(k.value for k in kinds)
@@ -89,8 +88,7 @@ class DraftModel:
     def load(self, target: TargetHandle, groups: tuple[int, ...], parts: DrafterParts) -> None:
         """ModelError for another vocabulary."""
         (self._group,) = groups
-        if self._target:
-            check_vocabulary(self._config.model, self._target)
+        check_vocabulary(self._config.model, self._target)
         self._model = parts.load_model(self._config.model)
 
     def absorb(self, rows: Rows, taps: dict[tuple[int, str], Tensor], confirmed: Tensor) -> None:
@@ -143,7 +141,9 @@ def _words(model: str) -> Mapping[str, int]:
 
 
 def _make(config: DraftModelConfig, ctx: Context) -> DraftModel:
-    return DraftModel(config, "" if ctx.architecture is None else ctx.architecture.model)
+    if ctx.architecture is None:
+        raise DeploymentError("draft-model: the target is not known; its vocabulary must be the drafter's")
+    return DraftModel(config, ctx.architecture)
 
 
 @hookimpl
