@@ -45,6 +45,7 @@ class Drafting:
         most = host.caps.max_drafts if host else device_drafts
         self._most = most if spec.max_drafts is None else min(most, spec.max_drafts)
         self._observed = Acceptance()
+        self._predicted = 0  # sequences with slot, KV and a prediction
         self._largest = 0  # prompt tokens of a step, of all so far
         self.counts = DraftCounts()
 
@@ -65,6 +66,7 @@ class Drafting:
 
     def start(self, s: Sequence) -> None:
         """It got slot and KV."""
+        self._predicted += s.prediction is not None
         if self._host is not None and s.max_drafts and isinstance(s.content, TokenContent):
             scope = Scope(s.request.tenant, s.request.session, s.request.salt)
             self._host.start(s.id, s.content.tokens(), scope)
@@ -78,6 +80,7 @@ class Drafting:
 
     def stop(self, s: Sequence) -> None:
         """It lost slot and KV."""
+        self._predicted -= s.prediction is not None
         if self._host is not None and s.max_drafts:
             self._host.end(s.id)
 
@@ -89,7 +92,7 @@ class Drafting:
         limit = min(room, s.max_drafts)
         if limit <= 0 or s.status is not Status.RUNNING:
             return
-        if s.prediction is not None and (tokens := s.prediction.propose(limit)):
+        if s.prediction is not None and (tokens := s.prediction.propose(min(limit, self._share))):
             s.draft, s.ready, s.hosted = Draft(tokens, source=PREDICTION), len(tokens), True
         elif self._host is not None:
             s.draft = self._host.propose(s.id, min(limit, self._most))
@@ -159,7 +162,12 @@ class Drafting:
         if self._host is not None:
             self._host.close()
 
-    # -- parts of admit
+    # -- parts of it
+
+    @property
+    def _share(self) -> int:
+        # Of what may be drafted of predictions in a step.
+        return PREDICTED // max(1, self._predicted)
 
     def _admit(self, drafting: list[Sequence], load: Load) -> None:
         guessed = any(self._told(s) is None for s in drafting)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 PREDICTION = "prediction"  # the source of such drafts
-MOST = 32  # drafts of a round
+MOST = 16  # drafts of a step, of all sequences together: what their logits take is counted before the start
 FIRST = 8  # of these before anything has lined up; then as many more as have
 GUESSED = 4  # behind an exchanged token
 SURE, NEAR = 4, 2  # tokens in a row that must occur: anywhere; within REACH behind the place of parting

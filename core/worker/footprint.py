@@ -15,6 +15,7 @@ from bien.core.deployment import ModelSpec, PoolSpec
 from bien.core.kv.groups import KVGroup
 from bien.core.providers import Context
 from bien.core.sizing import kv_bytes, sized
+from bien.core.speculation.prediction import MOST as PREDICTED
 
 MB = 1_000_000
 PROCESS = 60 * MB  # an interpreter with the engine, measured
@@ -101,6 +102,7 @@ def _workspace(pool: PoolComposition, spec: PoolSpec, a: Architecture, item: int
     one layer's KV of that context gathered, logits of all slots while they are drawn from, slot state."""
     tokens = getattr(pool.parts["scheduler"].config, "token_budget", TOKEN_BUDGET)
     drafts = getattr(pool.parts["speculator"].config, "max_drafts", 0) if "speculator" in pool.parts else 0
+    drafts = drafts if spec.speculation.max_drafts is None else min(drafts, spec.speculation.max_drafts)
     held = spec.kv_tokens if any(g.paged for g in a.groups) else None
     context = min(a.max_context, held or a.max_context)
     chunk = min(tokens, context * spec.slots)
@@ -109,7 +111,8 @@ def _workspace(pool: PoolComposition, spec: PoolSpec, a: Architecture, item: int
     width = 4 * a.hidden_size + 3 * inner + 2 * (a.heads + 2 * a.kv_heads) * a.head_dim
     masks = min(chunk, context) * context * (item + MASKED)
     gathered = context * max((g.bytes_per_token // len(g.layers) for g in a.groups if g.paged), default=0)
-    logits = spec.slots * (1 + drafts) * a.vocab_size * DRAWING
+    predicted = 0 if spec.speculation.max_drafts == 0 else PREDICTED  # by clients
+    logits = (spec.slots * (1 + drafts) + predicted) * a.vocab_size * DRAWING
     slots = spec.slots * a.max_context * 10  # ids of tokens, and block tables
     return chunk * width * wide + masks + gathered + logits + slots
 

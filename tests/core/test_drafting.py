@@ -16,6 +16,7 @@ from bien.core.plan import ExecutorPlan, PlanItem, StepPlan
 from bien.core.request import SamplingParams, TokenIds
 from bien.core.speculation.draft import Draft, Scope
 from bien.core.speculation.options import SpeculationSpec
+from bien.core.speculation.prediction import MOST as PREDICTED
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.testing.harness import Harness, toy_groups
 from bien.core.testing.hash_executor import oracle
@@ -199,6 +200,24 @@ def test_a_clients_prediction_comes_first(pool: str) -> None:
     for plan in hosted:
         assert set(plan.hosted.tolist()) <= {0, *plan.drafts.tolist()}
         assert len(plan.draft_tokens) == plan.hosted.sum()
+
+
+def test_predictions_share_what_a_step_may_draft() -> None:
+    """What their logits take is counted once for all."""
+    h = harness(slots=8, blocks=200)
+    plans = watched(h)
+    prompts = [PROMPT[: 4 + i] for i in range(8)]
+    for i, prompt in enumerate(prompts):
+        right = TokenIds.of(oracle(prompt, 40, GROUPS))
+        count = 40 if i == 0 else 8
+        sampling = SamplingParams(count, temperature=0.0, ignore_eos=True, seed=0)
+        h.submit(str(i), prompt, sampling=sampling, prediction=right)
+    h.engine.abort("7")
+    h.run()
+    h.expect("0", prompts[0])
+    assert max(int(plan.drafts.sum()) for plan in plans) <= PREDICTED
+    assert max(int(plan.drafts.max()) for plan in plans) > PREDICTED // 2, "whoever is left alone has all"
+    assert any(plan.rows == 7 and set(plan.drafts.tolist()) == {PREDICTED // 7} for plan in plans)
 
 
 def test_who_drafts_nothing_gets_no_prediction_either() -> None:
