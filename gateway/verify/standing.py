@@ -30,7 +30,8 @@ class Standing:
         self.mode = Mode.PRECISE
         self.cause = ""  # one of CAUSES while not precise
         self.why = ""  # in words
-        self.tap = Tap(info.generation)
+        first = Tap(info.generation)
+        self.taps = [first, *(Tap(info.generation, rank, first) for rank in range(1, info.dp_ranks))]
         self.window = Window(options)  # what the index said, whatever the mode
         self.used = Window(options)  # what was said in its place, while it is not believed
         self.counts = {"same": 0, "over": 0, "under": 0, "excused": 0}  # comparisons
@@ -38,6 +39,11 @@ class Standing:
         self.changed = float("-inf")  # clock seconds of the latest change of mode
         self.looked = float("-inf")  # and of the latest end of a search for the cause
         self._options = options
+
+    @property
+    def tap(self) -> Tap:
+        """Of the first rank."""
+        return self.taps[0]
 
     @property
     def tolerance(self) -> int:

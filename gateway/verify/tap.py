@@ -25,23 +25,25 @@ def split(hashes: bytes) -> list[bytes]:
 
 
 class Tap:
-    """Of one worker. What it heard of gaps and restarts counts until its index was set anew."""
+    """Of one rank of a worker. What it heard of gaps and restarts counts until its index was set anew."""
 
-    def __init__(self, generation: str) -> None:
+    def __init__(self, generation: str, dp_rank: int = 0, first: Tap | None = None) -> None:
+        """`first`: of the worker's first rank, which knows what was sent to all of them."""
         self.stored = Recent()
         self.removed = Recent()
-        self.sent = Recent()  # prompts, when they were placed
-        self.started = Recent()  # prompts, when they were computed or given up
+        self.sent: Recent = Recent() if first is None else first.sent  # prompts, when they were placed
+        self.started: Recent = Recent() if first is None else first.started  # when they were computed or given up
         self.gap = ""  # numbers that are missing, in words
         self.restart = ""  # how it was seen
         self.listeners: list[list[KVEvent]] = []  # what is heard while a probe runs
         self._generation = generation
+        self._dp_rank = dp_rank
         self._seq: int | None = None
         self._steps = 0
 
     def heard(self, batch: EventBatch, now: float) -> None:
-        if batch.dp_rank:
-            return  # requests are placed at rank 0, and each rank counts for itself
+        if batch.dp_rank != self._dp_rank:
+            return  # each rank counts for itself
         if batch.generation != self._generation:
             self.restart = f"its events are of generation {batch.generation}, after {self._generation}"
             self._generation = batch.generation

@@ -74,7 +74,8 @@ class Verifier:
     def heard(self, batch: EventBatch) -> None:
         """Before the index hears it."""
         if (standing := self.standings.get(batch.worker)) is not None:
-            standing.tap.heard(batch, self._clock.time())
+            for tap in standing.taps:
+                tap.heard(batch, self._clock.time())
 
     def reported(self, worker: str, stats: WorkerStats) -> None:
         if (standing := self.standings.get(worker)) is not None:
@@ -83,7 +84,8 @@ class Verifier:
     def settled(self, worker: str) -> None:
         """The index was set to a snapshot of it."""
         if (standing := self.standings.get(worker)) is not None:
-            standing.tap.settled()
+            for tap in standing.taps:
+                tap.settled()
 
     async def greeted(self, seconds: float) -> None:
         """Wait, at most so long, until what is being found out is known."""
@@ -153,7 +155,7 @@ class Verifier:
             standing.counts["same"] += 1
             return
         off = claimed - found if abs(claimed - found) > standing.tolerance else 0
-        if off and excuse(stream, standing.tap, standing.info.block_tokens):
+        if off and excuse(stream, standing.taps[stream.dp_rank], standing.info.block_tokens):
             standing.counts["excused"] += 1
             return
         standing.counts["over" if off > 0 else "under" if off else "same"] += 1
@@ -243,13 +245,17 @@ class Verifier:
 
     async def _greet(self, standing: Standing) -> None:
         """Of a worker that has just joined."""
-        sighting = await self._sight(standing, self._own)
-        if sighting is not None and sighting.second < 0:
-            log.info("worker %s does not say what it finds cached: nothing is verified", standing.info.id)
-        if sighting is None or sighting.right:
+        for rank in range(standing.info.dp_ranks):
+            sighting = await self._sight(standing, self._own, dp_rank=rank)
+            if sighting is not None and sighting.second < 0:
+                log.info("worker %s does not say what it finds cached: nothing is verified", standing.info.id)
+                return
+            if sighting is not None and not sighting.right:
+                break
+        else:
             return
         evidence = Evidence(standing.info.block_tokens, spaced=sighting)
-        cause, why = await self._find(standing, evidence)
+        cause, why = await self._find(standing, evidence, rank)
         if cause == "salt":  # no harm while no tenant comes; if one does, its requests will show it
             log.warning("worker %s: a canary: salt: %s", standing.info.id, why)
         elif cause != "unknown":
@@ -257,39 +263,53 @@ class Verifier:
             standing.explain(cause, why)
 
     async def _explain(self, standing: Standing) -> None:
-        window, tap = standing.window, standing.tap
+        wrong = await self._wrong(standing) if standing.info.dp_ranks > 1 and self.options.probe else None
+        rank = wrong or 0
+        window, tap = standing.window, standing.taps[rank]
         evidence = Evidence(
             standing.info.block_tokens, window.latest(), window.lonely, tap.gap, tap.restart, tap.names()
         )
-        cause, why = await self._find(standing, evidence)
+        cause, why = await self._find(standing, evidence, rank)
         standing.looked = self._clock.time()
         if standing.mode is not Mode.PRECISE:
             standing.explain(cause, why)
 
     async def _return(self, standing: Standing) -> None:
-        sighting = await self._sight(standing, self._plain) if self.options.probe else None
+        wrong = await self._wrong(standing) if self.options.probe else None
         now = self._clock.time()
-        if sighting is None or sighting.right:
+        if wrong is None:
             self._change(standing, Mode.PRECISE, now)
         else:
             standing.changed = now  # not yet
 
-    async def _find(self, standing: Standing, evidence: Evidence) -> tuple[str, str]:
+    async def _wrong(self, standing: Standing) -> int | None:
+        """The first rank of whose canary the index is wrong."""
+        for rank in range(standing.info.dp_ranks):
+            sighting = await self._sight(standing, self._plain, dp_rank=rank)
+            if sighting is not None and not sighting.right:
+                return rank
+        return None
+
+    async def _find(self, standing: Standing, evidence: Evidence, rank: int) -> tuple[str, str]:
         if self.options.probe:
-            plain = [await self._sight(standing, self._plain)]
+            plain = [await self._sight(standing, self._plain, dp_rank=rank)]
             if (one := plain[0]) is not None and 0 <= one.second <= one.whole - one.block:
-                plain.append(await self._sight(standing, self._plain, FEWER if one.second else MORE))
+                blocks = FEWER if one.second else MORE
+                plain.append(await self._sight(standing, self._plain, blocks, rank))
             evidence.plain = [one for one in plain if one is not None]
             if evidence.spaced is None:
                 suspect = standing.window.suspect
                 named = suspect is not None and suspect.named
-                evidence.spaced = await self._sight(standing, suspect if suspect and named else self._own)
-            evidence.gap = evidence.gap or standing.tap.gap
+                space = suspect if suspect and named else self._own
+                evidence.spaced = await self._sight(standing, space, dp_rank=rank)
+            evidence.gap = evidence.gap or standing.taps[rank].gap
         return name_cause(evidence)
 
-    async def _sight(self, standing: Standing, space: Space, blocks: int = BLOCKS) -> Sighting | None:
+    async def _sight(
+        self, standing: Standing, space: Space, blocks: int = BLOCKS, dp_rank: int = 0
+    ) -> Sighting | None:
         self.probes += 1
-        sighting = await self._canary.sight(standing.info, standing.tap, space, blocks)
+        sighting = await self._canary.sight(standing.info, standing.taps[dp_rank], space, blocks, dp_rank)
         self.lost += sighting is None
         return sighting
 

@@ -25,16 +25,19 @@ WORKERS, GATEWAYS = 8, 4
 AT_ONCE = 256  # requests, where there is no rate
 SETTLE_SECONDS, IDLE_SECONDS = 4.0, 8.0
 PINGS = 300
+PATIENCE = 0.2  # seconds: on a busy machine, too, what is asked for is waited for
 COUNTS = ("made", "asked", "contested", "missed")  # of reservations
 
 
 async def per_request(url: str, rate: float, requests: int, outputs: int) -> dict[str, Any]:
-    """At `rate` requests a second over all workers, of `outputs` tokens each; 0: as many as they can serve."""
+    """At `rate` requests a second over all workers, of `outputs` tokens each; 0: as many as can be served."""
     bare = await _bare()
     with tempfile.TemporaryDirectory() as folder:
         model = write_toy(Path(folder) / "toy", max_position_embeddings=8192)
+        costs = {"step_ms": 8.0, "token_ms": 0.05, "row_ms": 0.2}
+        index = {"reserve_seconds": PATIENCE}
         fleet = await Fleet.open(
-            deployment(model, url, WORKERS, 1 << 17, 9.0, step_ms=8.0, token_ms=0.05, row_ms=0.2), GATEWAYS
+            deployment(model, url, WORKERS, 1 << 17, 9.0, index=index, **costs), GATEWAYS
         )
     client = redis_client(url, 5.0)
     try:

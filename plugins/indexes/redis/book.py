@@ -16,7 +16,7 @@ SEEN = 64  # reservations that are remembered for what they found
 PASSED = 16  # choices that were close and not asked for, after which one is
 CROWDED = 0.25
 SURE = 0.01  # seconds that the server's clock may be wrong
-WRONG = 30_000  # microseconds by which others may be wrong about a place
+WRONG = 60_000  # microseconds by which others may be wrong about a place
 
 
 @dataclass(slots=True)
