@@ -19,6 +19,7 @@ from bien.core.kv.groups import KVGroup, boundary_group
 from bien.core.plan import StepResult
 from bien.core.plugins import PluginManager
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import launch
 from bien.core.worker.socket_client import SocketClient
@@ -117,6 +118,23 @@ def test_every_part_finds_its_place(
         assert ("draft" in other.info.group_kinds) is (spec.get("speculator", SIMULATED).use == "early-exit")
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("use", ["prompt-lookup", "early-exit"])
+def test_a_pool_says_how_drafts_are_verified(manager: PluginManager, toy: str, use: str) -> None:
+    parameters = {"layers": 2} if use == "early-exit" else {}
+    options = SpeculationSpec(noise="gumbel", length="budget", max_drafts=1)
+    pool = composed(manager, toy, speculator=Selection(use, parameters), speculation=options)
+    worker = build(pool, id="w1", generation="g")
+    try:
+        generate(worker, [5, 6, 7, 8] * 10, 20)
+        drafts = worker.engine.stats().drafts
+        assert drafts is not None
+        assert list(drafts.sources) == [use]
+        assert len(drafts.total.drafted_at) == 1
+        assert worker.engine.limits.speculation == options
+    finally:
+        worker.close()
 
 
 def test_fingerprints_name_the_representation(manager: PluginManager, toy: str, built: BuiltWorker) -> None:

@@ -96,6 +96,21 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"gatway": {}}, "gatway", "did you mean 'gateway'?"),
         ({"model": {"blok_tokens": 16}}, "model.blok_tokens", "did you mean 'block_tokens'?"),
         ({"pool": [{}, {"cuont": 1}]}, "pool[1].cuont", "did you mean 'count'?"),
+        (
+            {"pool": [{"speculation": {"lenght": "budget"}}]},
+            "pool[0].speculation.lenght",
+            "did you mean 'length'?",
+        ),
+        (
+            {"pool": [{"speculation": {"length": "best"}}]},
+            "pool[0].speculation.length",
+            "did you mean 'budget'?",
+        ),
+        (
+            {"pool": [{"speculation": {"min_chance": 2}}]},
+            "pool[0].speculation.min_chance",
+            "got 2",
+        ),
         ({"pool": [{"count": "two"}]}, "pool[0].count", "Expected int, got str"),
         ({"pool": [{"count": True}]}, "pool[0].count", "Expected int, got bool (True)"),
         ({"pool": [{"role": "prefil"}]}, "pool[0].role", "valid: both, decode, prefill"),
