@@ -103,6 +103,7 @@ def test_two_engines_in_one_worker(tmp_path: Path, executor: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow  # three starts of processes
 def test_another_gateway_learns_from_redis_what_each_engine_has(tmp_path: Path) -> None:
     write_toy(tmp_path / "toy")
 
