@@ -26,6 +26,7 @@ from bien.core.errors import BienError, DeploymentError, ResourceError
 from bien.core.plugins import PluginManager
 from bien.core.testing.toy import write_toy
 from bien.core.worker.launch import WorkerProcess, launch
+from bien.gateway.testing.durable import until
 from bien.replay.cli import make_app
 from bien.replay.display import Display
 from bien.replay.fleet import lasting_starts
@@ -38,6 +39,7 @@ from bien.replay.stack_process import StackProcess
 from bien.traces.model import TraceMeta
 from bien.traces.native import write_native
 from tests.redis_process import RedisProcess, redis_process, require_redis
+from tests.redis_servers import replicated
 from tests.replay.fakes import session
 
 FAST = {"lease_seconds": 1.0, "poll_seconds": 0.02, "flush_seconds": 0.002}
@@ -285,6 +287,71 @@ async def test_a_minute_without_redis(model: Path, server: RedisProcess) -> None
         for stack in stacks:
             await stack.stop()
         await asyncio.gather(*(worker.stop() for worker in workers))
+
+
+@pytest.mark.slow
+async def test_traffic_goes_through_a_failover(model: Path) -> None:
+    """Two gateways, two workers, sessions all the while, and the primary is killed: none fails, and once
+    the replica has taken over all is as it was; a gateway that starts then knows what workers hold."""
+    with replicated() as servers:
+        of = deployment(model, servers.url, count=2, timeout_seconds=0.5)
+        workers = await fleet(of, model)
+        stacks: list[StackProcess] = []
+        try:
+            for _ in range(2):
+                stacks.append(await StackProcess.start(of, attach=True))
+            async with aiohttp.ClientSession() as http:
+                urls = [stack.up.url for stack in stacks]
+                over, turns = asyncio.Event(), 0
+
+                async def sessions(first: int) -> None:
+                    nonlocal turns
+                    session = first
+                    while not over.is_set():
+                        for n in range(12):
+                            usage = await turn(http, urls[(session + n) % 2], prompt(session, n + 1))
+                            assert usage["completion_tokens"] == 4
+                            turns += 1
+                            await WallClock().sleep(0.02)
+                        session += 6
+
+                async def both(name: str) -> float:
+                    return sum([await metric(http, url, name) for url in urls])
+
+                async with asyncio.TaskGroup() as group:  # a turn that fails ends all
+                    for first in range(6):
+                        group.create_task(sessions(first))
+                    for url in urls:
+                        await becomes(http, url, "ok")
+                    await until(lambda: turns > 60)
+                    servers.primary.stop()
+                    for url in urls:
+                        await becomes(http, url, "away")
+                    before = turns
+                    await until(servers.promoted)
+                    for url in urls:
+                        await becomes(http, url, "ok")
+                    assert turns > before, "nobody waited for it"
+                    names = "bien_cached_tokens", "bien_router_predicted_cached_tokens"
+                    cached, predicted = [await both(name) for name in names]
+                    later = turns + 60
+                    await until(lambda: turns > later)
+                    over.set()
+                cached, predicted = [
+                    await both(name) - was for name, was in zip(names, (cached, predicted), strict=True)
+                ]
+                assert cached > 0 and abs(predicted - cached) <= 0.01 * cached
+                assert await both("bien_replaced") == 0, "no worker was thought to be dead"
+
+                usage = await turn(http, urls[0], prompt(1000, 2))
+                stacks.append(await StackProcess.start(of, attach=True))
+                usage = await turn(http, stacks[2].up.url, prompt(1000, 3))
+                assert usage["prompt_tokens_details"]["cached_tokens"] == 96
+                assert await metric(http, stacks[2].up.url, "bien_index_restores") == 2
+        finally:
+            for stack in stacks:
+                await stack.stop()
+            await asyncio.gather(*(worker.stop() for worker in workers))
 
 
 async def test_a_killed_worker_comes_back_with_a_lease_and_nothing_of_its_former_life(
