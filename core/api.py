@@ -182,10 +182,12 @@ def simulated_executor(ctx: Context, cost: Callable[[ExecutorPlan], float]) -> E
     On a wall clock it waits as long (a simulated server for real clients); on a virtual one it does not.
     """
     from bien.core.executors.simulated import SimulatedExecutor
+    from bien.core.executors.simulated_drafts import SimulatedDrafts
 
     if ctx.architecture is None:
         raise UserError("a simulated executor needs the architecture of the model in its context")
-    return SimulatedExecutor(ctx.groups, cost, ctx.architecture.vocab_size, virtual=ctx.clock.virtual)
+    vocab, virtual = ctx.architecture.vocab_size, ctx.clock.virtual
+    return SimulatedExecutor(ctx.groups, cost, vocab, virtual=virtual, drafts=SimulatedDrafts.of(ctx))
 
 
 def machine_executor(ctx: Context, model: StepModel, *, limited: bool = True, pace: float = 1.0) -> Executor:

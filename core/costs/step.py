@@ -61,6 +61,7 @@ TERMS = tuple(f.name for f in fields(Terms))
 ROOFLINE = np.array([float(i < 8) for i in range(len(TERMS))])
 """Factors of the terms without a calibration."""
 _ATTENTION, _READ, _COMPUTED = (TERMS.index(t) for t in ("attention", "cache_read", "cache_computed"))
+_HEAD = TERMS.index("head")
 
 
 class StepModel:
@@ -118,6 +119,12 @@ class StepModel:
             seen = float((counts * (starts + (counts + 1) / 2)).sum()) / tokens
             seconds *= float(self._left(len(counts), tokens, np.array([seen]))[0])
         return seconds
+
+    def part(self, starts: Array, counts: Array, samples: int, layers: float) -> float:
+        """The same step of `layers` layers only, with the head: a drafter's pass."""
+        each = self.terms(starts, counts, samples).vector() * self._factors
+        head = float(each[_HEAD])
+        return head + (float(each.sum()) - head) * layers / self.a.layers
 
     def _left(self, rows: int, tokens: float, positions: Array) -> Array:
         assert self._corrected is not None and self._correction is not None

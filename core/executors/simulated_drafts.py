@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from bien.core.plan import I32, ExecutorPlan, NewSequence
+import numpy as np
+from numpy.typing import NDArray
+
+from bien.core.plan import I32, ExecutorPlan, NewSequence, i32
 from bien.core.providers import Context
 from bien.core.sampling.acceptance import forced_lengths
+
+AHEAD = 256  # positions whose lengths are drawn at a time: one by one they cost more than all else in a step
+
+
+@dataclass(slots=True)
+class _Slot:
+    seed: int
+    choice: int
+    prompt: int
+    drafts: int  # of a round
+    first: int = 0  # position of the first of `lengths`
+    lengths: NDArray[np.int64] | None = None
 
 
 class SimulatedDrafts:
@@ -15,7 +30,7 @@ class SimulatedDrafts:
     def __init__(self, count: int, chances: tuple[float, ...]) -> None:
         self.count = count
         self._chances = chances
-        self._slots: dict[int, tuple[int, int, int, bool]] = {}  # seed, choice, prompt, speculates
+        self._slots: dict[int, _Slot] = {}
 
     @classmethod
     def of(cls, ctx: Context) -> SimulatedDrafts | None:
@@ -26,20 +41,32 @@ class SimulatedDrafts:
         return cls(drafter.caps.max_drafts, ctx.speculation.acceptance)
 
     def enter(self, new: NewSequence) -> None:
-        self._slots[new.slot] = new.seed, new.sampling.choice, new.prompt_tokens, new.max_drafts > 0
+        drafts = min(self.count, new.max_drafts)
+        self._slots[new.slot] = _Slot(new.seed, new.sampling.choice, new.prompt_tokens, drafts)
 
     def accepted(self, plan: ExecutorPlan) -> I32:
         """[R], as `StepResult.accepted`."""
-        if not plan.drafts.any():
+        drafts = plan.drafts.tolist()
+        if not any(drafts):
             return plan.samples
-        known = [self._slots[slot] for slot in plan.slots.tolist()]
-        seeds = np.array([k[0] for k in known], np.uint64)
-        choices, prompts = np.array([k[1] for k in known]), np.array([k[2] for k in known])
-        first = plan.starts + plan.counts - plan.drafts - prompts
-        lengths = forced_lengths(self._chances, seeds, first, choices, plan.drafts)
-        return (plan.samples * (1 + lengths)).astype(np.int32)
+        gained = plan.samples.tolist()
+        ends = (plan.starts + plan.counts).tolist()
+        for i, (slot, n) in enumerate(zip(plan.slots.tolist(), drafts, strict=True)):
+            if n:
+                gained[i] += min(n, self._length(self._slots[slot], ends[i] - n))
+        return i32(gained)
 
     def proposed(self, plan: ExecutorPlan) -> I32:
         """[R], as `StepResult.proposed`."""
-        drafting = [self.count * self._slots[slot][3] for slot in plan.slots.tolist()]
-        return (plan.samples * np.array(drafting, np.int32)).astype(np.int32)
+        rows = zip(plan.slots.tolist(), plan.samples.tolist(), strict=True)
+        return i32([self._slots[slot].drafts if samples else 0 for slot, samples in rows])
+
+    def _length(self, slot: _Slot, position: int) -> int:
+        at = position - slot.prompt
+        if slot.lengths is None or not 0 <= at - slot.first < AHEAD:
+            slot.first = at
+            positions = np.arange(at, at + AHEAD)
+            slot.lengths = forced_lengths(
+                self._chances, np.uint64(slot.seed), positions, slot.choice, np.full(AHEAD, self.count)
+            )
+        return int(slot.lengths[at - slot.first])

@@ -22,8 +22,10 @@ def forced_lengths(
     out = np.zeros(limit.shape, np.int64)
     going = limit > 0
     for j, chance in enumerate(chances):
-        coin = uniforms(seeds, positions, choice=choices, purpose=Purpose.LENGTH, index=j)
-        going = going & (coin < chance) & (j < limit)
+        going = going & (j < limit)
+        if chance < 1:
+            coin = uniforms(seeds, positions, choice=choices, purpose=Purpose.LENGTH, index=j)
+            going = going & (coin < chance)
         if not going.any():
             break
         out += going

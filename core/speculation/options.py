@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bien.core.errors import nearest
+from bien.core.speculation.golden import GOLDEN, chances_of
+
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -30,5 +33,33 @@ class SpeculationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_chance: Share = 0.3
     max_drafts: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a round; None: as many as the drafter's
     # Forced acceptance, for studies: the chance of each position once those before it are taken. Texts are
-    # then not the model's; every result names it.
+    # then not the model's; every result names it. In its place a mean number of tokens per round, the target's
+    # own included, or the name of a published curve, taken at `max_drafts` (golden.py).
     acceptance: tuple[Share, ...] = ()
+    acceptance_length: Annotated[float, msgspec.Meta(ge=1, le=257)] | None = None
+    golden: str = ""
+
+    def __post_init__(self) -> None:
+        length = self.acceptance_length
+        if self.golden:
+            if length is not None:
+                raise ValueError("acceptance_length and golden are both given; valid: one of them")
+            length = self._golden()
+        if length is None:
+            return
+        chances = chances_of(length)
+        if self.acceptance not in ((), chances):  # it has them already where it came over a wire
+            name = "golden" if self.golden else "acceptance_length"
+            raise ValueError(f"acceptance and {name} are both given; valid: one of them")
+        msgspec.structs.force_setattr(self, "acceptance", chances)
+
+    def _golden(self) -> float:
+        curve = GOLDEN.get(self.golden)
+        if curve is None:
+            raise ValueError(f"no acceptance curve {self.golden!r}; {nearest(self.golden, GOLDEN)}")
+        if self.max_drafts is None or not 1 <= self.max_drafts <= len(curve):
+            raise ValueError(
+                f"the acceptance curve {self.golden!r} is for 1 to {len(curve)} drafts; max_drafts is "
+                f"{'not given' if self.max_drafts is None else self.max_drafts}"
+            )
+        return curve[self.max_drafts - 1]

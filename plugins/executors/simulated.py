@@ -152,8 +152,12 @@ def make(config: SimulatedConfig, ctx: Context) -> Any:
         for name, default in CONSTANTS.items()
     )
 
+    drafter = ctx.parts.get("speculator")
+    drafting = drafter.passes * drafter.pass_seconds if getattr(drafter, "simulated", False) else 0.0
+
     def cost(plan: ExecutorPlan) -> float:
-        return config.pace * (step + token * plan.tokens + row * plan.rows) / 1000.0
+        drafts = drafting if drafting and plan.samples.any() else 0.0
+        return config.pace * ((step + token * plan.tokens + row * plan.rows) / 1000.0 + drafts)
 
     return simulated_executor(ctx, cost)
 
