@@ -69,7 +69,8 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
     """The deployment with executors that cost virtual time only, and what was put in their place.
 
     A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
-    there are no tokens to guess, but for the one that has forced acceptance. The memory index stands in for one that lies behind a connection.
+    there are no tokens to guess, but for the one that has forced acceptance. The memory index stands in for
+    one that lies behind a connection.
     """
     for remote in deployment.remote:
         text = "its workers are another's engines, which cannot be simulated; leave it out"

@@ -1,8 +1,8 @@
-"""Published acceptance lengths, for forced acceptance: mean tokens per verify step, the target's own included.
+"""Published acceptance lengths, for forced acceptance: mean tokens per verify step, the target's own too.
 
 Measured by InferenceX with SPEED-Bench's coding prompts at temperature 1, thinking on, on vLLM and B300
-(github.com/SemiAnalysisAI/InferenceX, golden_al_distribution, 843c6254; Apache-2.0). Entry k - 1 of a curve is for
-k drafts.
+(github.com/SemiAnalysisAI/InferenceX, golden_al_distribution, 843c6254; Apache-2.0). Entry k - 1 of a curve
+is for k drafts.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class SpeculationSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_chance: Share = 0.3
     max_drafts: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a round; None: as many as the drafter's
     # Forced acceptance, for studies: the chance of each position once those before it are taken. Texts are
-    # then not the model's; every result names it. In its place a mean number of tokens per round, the target's
-    # own included, or the name of a published curve, taken at `max_drafts` (golden.py).
+    # then not the model's; every result names it. In its place a mean number of tokens per round, the
+    # target's own included, or the name of a published curve, taken at `max_drafts` (golden.py).
     acceptance: tuple[Share, ...] = ()
     acceptance_length: Annotated[float, msgspec.Meta(ge=1, le=257)] | None = None
     golden: str = ""

@@ -2,8 +2,8 @@
 
 Whether its drafts are accepted is decided by the pool's forced acceptance (`[pool.speculation]`): chances per
 position, a mean length, or a published curve. A drafter runs as `passes` passes of `layers` layers like the
-target's, and the target's head, in each of which it drafts max_drafts / passes tokens: MTP and EAGLE draft one
-per pass, block drafters (DFlash, DSpark) all in one.
+target's, and the target's head, in each of which it drafts max_drafts / passes tokens: MTP and EAGLE draft
+one per pass, block drafters (DFlash, DSpark) all in one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SimulatedDrafter:
 
     def load(self, target: Any, groups: tuple[int, ...], parts: Any) -> None:
         raise DeploymentError(
-            "speculator 'simulated' drafts in simulations only; valid here: a speculator that drafts, or none",
+            "speculator 'simulated' is for simulations only; valid here: one that drafts, or none",
             field="speculator",
         )
 
