@@ -71,6 +71,26 @@ def request(tokens: int = 5, prompt: int = 10, tenant: str = "", session: str = 
     return GenerateRequest("r", ids, SamplingParams(max_tokens=tokens), tenant=tenant, session=session)
 
 
+async def test_a_gateway_hears_at_once_what_others_have_sent() -> None:
+    """Not what it has sent itself; and nothing is left of it in the end, be it served, aborted or refused."""
+    async with running() as worker:
+        one, first = await worker.connect()
+        two, second = await worker.connect()
+        one.submit(1, request(3, prompt=40))
+        await first.finished(1)
+        one.submit(2, request(10_000, prompt=50))
+        one.submit(3, request(10_000, prompt=60))
+        one.abort(2)
+        one.abort(3)
+        one.submit(4, request(3))
+        await first.finished(4)
+        two.submit(1, request(3))
+        await second.finished(1)
+        told = [[f.unseen for f in its.frames if f.unseen is not None] for its in (first, second)]
+        assert 40 in told[1] and max(told[1]) >= 50 and told[1][-1] == 0
+        assert max(told[0]) == 10, "the other's one request"
+
+
 async def test_two_gateways_get_their_own_outputs_and_all_events() -> None:
     async with running() as worker:
         one, first = await worker.connect()
