@@ -20,6 +20,7 @@ from bien.core.speculation.step_cost import StepCost
 
 F64 = NDArray[np.float64]
 STALE = 2  # steps
+UNKNOWN = 0.5  # the chance of a node before there were so many
 LOOK = 32  # steps after which one looks again at what is not known
 
 
@@ -74,6 +75,7 @@ class Lengths:
         gains = _gains(chances)
         known, weight = gains, 1.0
         if self._stale:
+            known = _gains([survival([UNKNOWN] * len(c), None) for c in chances])
             if len(self._seen) == STALE:
                 rounds, known = self._seen[0]
                 weight = len(chances) / rounds if rounds else 1.0

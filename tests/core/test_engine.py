@@ -628,16 +628,15 @@ def test_random_traffic(
     Scenario(seed, kinds, blocks, depth, budget, drafter, length, store).run(40)
 
 
-@pytest.mark.parametrize("drafter", ["host", "device", "host tree", "device tree"])
 @pytest.mark.parametrize("size", [1, 4, 16, 32])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_cached_tokens_are_those_without_drafts(kinds: str, size: int, drafter: str) -> None:
+def test_cached_tokens_are_those_without_drafts(kinds: str, size: int) -> None:
     """Over three turns of sessions that share a beginning: drafts take no block from the next turn."""
     groups = toy_groups(kinds, size, every=max(8, size))
     found = {}
-    for kind in ("none", drafter):
+    for kind in ("none", "host", "device", "host tree", "device tree"):
         h = Harness(fcfs(), groups=groups, blocks=1024 // size, **drafting(kind, groups))
-        prompts = [prompt_of(30) + prompt_of(9, i) for i in range(3)]
+        prompts = [prompt_of(30) + prompt_of(9, i) for i in range(2)]
         for turn in range(3):
             for i, prompt in enumerate(prompts):
                 h.submit(f"{turn}/{i}", prompt, 13 + i)
@@ -647,5 +646,6 @@ def test_cached_tokens_are_those_without_drafts(kinds: str, size: int, drafter: 
                 prompts[i] = prompt + h.tokens[f"{turn}/{i}"] + prompt_of(5, 10 * turn + i)
         found[kind] = h.cached
         assert (h.engine.stats().accepted > 0) is (kind != "none")
-    assert found[drafter] == found["none"]
-    assert all(found[drafter][f"2/{i}"] > 40 for i in range(3))
+    assert min(found["none"][f"2/{i}"] for i in range(2)) > 40
+    for kind, cached in found.items():
+        assert cached == found["none"], kind

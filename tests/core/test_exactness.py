@@ -163,8 +163,7 @@ class Branching(PromptLookup):
 
 @pytest.mark.parametrize("way", [
     {"drafter": "branching", "blocks": 20, "store": True},
-    {"drafter": "branching", "length": "budget"},
-    {"drafter": "prompt-lookup", "blocks": 20, "length": "budget"},
+    {"drafter": "prompt-lookup", "length": "budget"},
     {"drafter": "early-exit", "blocks": 20, "store": True, "length": "budget"},
     {"blocks": 20},
 ], ids=str)  # fmt: skip

@@ -137,6 +137,15 @@ def test_a_stale_budget_does_not_see_what_it_admits() -> None:
         assert (after > seen[0]) is (now[0] == 1)
 
 
+def test_nor_does_it_at_first() -> None:
+    """The number of all drafts: how they are spread follows from what is known now."""
+    found = set()
+    for now in ([0.01] * 4, [1.0] * 4, [0.9, 0.5, 0.5, 0.1]):
+        lengths = budget(in_proportion, stale=True)
+        found.add((admitted(lengths, 3, now), admitted(lengths, 3, now)))
+    assert len(found) == 1
+
+
 def test_a_stale_budget_ranks_by_what_is_known_now() -> None:
     lengths = budget(in_proportion, stale=True)
     likely, unlikely = survival([0.95] * 4, None), survival([0.1] * 4, None)
