@@ -7,7 +7,7 @@ of a fingerprint lie in one slot of a cluster:
 - `bien:{fp}:events`         stream of entries, each with some batches of one worker in field `d`; trimmed
 - `bien:{fp}:snapshot:<id>`  hash, dp_rank -> all cached blocks at an event number
 - `bien:{fp}:workers`        sorted set of worker ids, scored by their last renewal (ms)
-- `bien:{fp}:gateways`, `bien:{fp}:load:<id>`  what gateways have reserved, written by them (index `redis`)
+- `bien:{fp}:reserving`, `bien:{fp}:reserved:<id>`  what gateways have reserved, written by them (index `redis`)
 - `bien:fps`                 sorted set of fingerprints, the same
 
 Of a worker only the worker itself writes: it goes on while gateways come and go, and there is one writer to
@@ -53,7 +53,7 @@ class Keys:
         self._base = f"{namespace}:{{{fp}}}:"
         self.events = self._base + "events"
         self.workers = self._base + "workers"
-        self.gateways = self._base + "gateways"
+        self.gateways = self._base + "reserving"
 
     def lease(self, worker: str) -> str:
         return f"{self._base}worker:{worker}"
@@ -62,7 +62,7 @@ class Keys:
         return f"{self._base}snapshot:{worker}"
 
     def load(self, gateway: str) -> str:
-        return f"{self._base}load:{gateway}"
+        return f"{self._base}reserved:{gateway}"
 
 
 def fps_key(namespace: str) -> str:

@@ -32,7 +32,8 @@ class Tap:
         self.stored = Recent()
         self.removed = Recent()
         self.sent: Recent = Recent() if first is None else first.sent  # prompts, when they were placed
-        self.started: Recent = Recent() if first is None else first.started  # when they were computed or given up
+        # Prompts, when they were computed or given up.
+        self.started: Recent = Recent() if first is None else first.started
         self.gap = ""  # numbers that are missing, in words
         self.restart = ""  # how it was seen
         self.listeners: list[list[KVEvent]] = []  # what is heard while a probe runs

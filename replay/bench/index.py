@@ -160,7 +160,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         redis, published = await _beside("redis", url, args)
         after = await client.info("cpu")
         memory, made = await _beside("memory", url, args)
-        requests = await per_request(url, args.request_rate, args.requests, args.outputs) if args.requests else {}
+        requests: dict[str, Any] = {}
+        if args.requests:
+            requests = await per_request(url, args.request_rate, args.requests, args.outputs)
     finally:
         await close_redis(client)
         if server is not None:

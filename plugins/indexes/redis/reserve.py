@@ -5,8 +5,8 @@ A gateway writes its choice into its own hash and reads those of the others, in 
 commands, which a server runs in one go. Whoever so finds that another was there first, or that two see each
 other, goes to a script, which adds up all hashes and takes the cheapest in one step.
 
-- `bien:{fp}:gateways`   sorted set of gateways, scored by when they were last heard of (ms)
-- `bien:{fp}:load:<id>`  hash, as above; lives while its gateway renews it
+- `bien:{fp}:reserving`  sorted set of gateways, scored by when they were last heard of (ms)
+- `bien:{fp}:reserved:<id>`  hash, as above; lives while its gateway renews it
 """
 
 from __future__ import annotations
