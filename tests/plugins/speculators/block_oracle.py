@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+_states: dict[tuple[Path, tuple[int, ...]], list[list[Tensor]]] = {}
+
 
 class Oracle:
     def __init__(self, drafter: Path, target: Path) -> None:
@@ -21,12 +23,19 @@ class Oracle:
         self.own = {**self.config, **self.config.get("dflash_config", {})}
         self.layer = self.config.get("transformer_layer_config", self.config)
         self.w = wide(load_file(drafter / "model.safetensors"))
+        self.folder = target
         self.target = json.loads((target / "config.json").read_text())
         self.theirs = wide(load_file(target / "model.safetensors"))
         self.spark = self.config["architectures"][0] in ("DSparkDraftModel", "Qwen3DSparkModel")
 
     def states(self, tokens: list[int]) -> list[list[Tensor]]:
         """What leaves the target's embedding, and each of its layers, per position."""
+        key = self.folder, tuple(tokens)
+        if key not in _states:
+            _states[key] = self.computed(tokens)
+        return _states[key]
+
+    def computed(self, tokens: list[int]) -> list[list[Tensor]]:
         c, w = self.target, self.theirs
         x = [w["model.embed_tokens.weight"][t] for t in tokens]
         found = [x]

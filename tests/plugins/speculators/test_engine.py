@@ -34,6 +34,7 @@ DRAFTERS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "eagle3": ("llama", eagle3, {"max_drafts": 3}),
     "eagle3 sampled": ("llama", eagle3, {"max_drafts": 3, "sampled": True}),
     "eagle3 tree": ("llama", eagle3, {"max_drafts": 6, "topology": "tree", "depth": 3, "top_k": 3}),
+    "eagle3 wide": ("llama", eagle3, {"max_drafts": 12, "topology": "tree", "depth": 2, "top_k": 3}),
     "mtp": ("glm4_moe", mtp, {"max_drafts": 3}),
     "mtp of latents": ("glm_moe_dsa", mtp, {"max_drafts": 2, "sampled": True}),
     "draft-model": ("llama", draft_model, {"max_drafts": 3}),
@@ -211,11 +212,6 @@ def test_what_lay_in_host_memory_is_whole(folders: dict[str, Path], name: str) -
 def test_a_tree_of_all_that_is_said_is_walked(folders: dict[str, Path]) -> None:
     """Two levels of every token that the target says: each round takes two drafts, wherever they lie in the
     tree; what the drafter absorbs of a path is as if it had been a chain."""
-    DRAFTERS["eagle3 wide"] = (
-        "llama",
-        eagle3,
-        {"max_drafts": 12, "topology": "tree", "depth": 2, "top_k": 3},
-    )
     said = []
     for drafts in (False, True):
         h = harness(folders, "eagle3 wide", drafts)
@@ -258,3 +254,35 @@ def test_a_deployment_selects_them(folders: dict[str, Path]) -> None:
     assert said[0] == said[1] == said[2]
     assert drafted[0] == 0
     assert 0 < drafted[2] < drafted[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_random_traffic(folders: dict[str, Path], name: str) -> None:
+    """Chunks, shared prefixes, preemptions, steps in flight, requests without drafts, penalties."""
+    for seed in range(8):
+        rng, said = random.Random(seed), []
+        budget, blocks = rng.choice([9, 19, 64, 512]), rng.choice([12, 14, 20, 64])
+        options = {"blocks": blocks, "slots": rng.choice([1, 2, 4]), "depth": rng.choice([1, 2])}
+        requests = []
+        for i in range(rng.randint(2, 7)):
+            prompt = text(seed, 60)[: rng.randint(1, 55)] + text(100 + i, rng.randint(0, 10))
+            sampling = SamplingParams(
+                max_tokens=rng.randint(1, 25),
+                temperature=rng.choice([0.0, 0.7, 1.0]),
+                top_p=rng.choice([0.9, 1.0]),
+                repetition_penalty=rng.choice([1.0, 1.3]),
+                seed=i,
+                ignore_eos=True,
+                speculate=rng.random() < 0.85,
+            )
+            requests.append((prompt, sampling, rng.randint(0, 6)))
+        for drafts in (False, True):
+            h = harness(folders, name, drafts, budget, **options)
+            for i, (prompt, sampling, steps) in enumerate(requests):
+                h.submit(f"r{i}", prompt, sampling=sampling)
+                for _ in range(steps):
+                    h.step()
+            h.run()
+            said.append(h.tokens)
+        assert said[0] == said[1], f"seed {seed}"
