@@ -1,4 +1,4 @@
-"""Real texts as sessions of turns, for benchmarks of drafters: SWE-agent trajectories, files of source code."""
+"""Real texts as sessions of turns, for benchmarks of drafters: SWE-agent trajectories, source code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trajectories(folder: Path, text: TextModel, window: int, most: int) -> list[
     Turns that do not fit into `window` tokens are left out, answers cut to `most`."""
     sessions = []
     for path in sorted(folder.glob("*.traj.xz")):
-        history = json.loads(lzma.open(path).read())["history"]
+        history = json.loads(lzma.decompress(path.read_bytes()))["history"]
         messages: list[dict[str, str]] = []
         session: Session = []
         for entry in history:

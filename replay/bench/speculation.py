@@ -1,13 +1,14 @@
 """Host drafters on real agents' text: acceptance, and decode speed against none, in CPU time.
 
-python -m bien.replay.bench.speculation [FOLDER] [--running 1,4,16] [--pairs 8] [--arms none,prompt-lookup,suffix]
-    [--length fixed] [--quantizer int8] [--threads 2] [--own] [--json F]
+python -m bien.replay.bench.speculation [FOLDER] [--running 1,4,16] [--pairs 8] [--length budget]
+    [--arms none,prompt-lookup,suffix] [--quantizer int8] [--threads 2] [--own] [--json F]
 python -m bien.replay.bench.speculation [FOLDER] --growth
 
 FOLDER holds SWE-agent trajectories (*.traj.xz); without it, files of Python's standard library are continued.
-Answers are the recorded ones (the model computes every position, its tokens are replaced); `--own`: the model's
-own, greedy. Every pair is one turn of each running session on every arm, the arms in changing order; only steps
-after the last first token count. `--growth`: what the suffix drafter's state costs per new token and per turn.
+Answers are the recorded ones (the model computes every position, its tokens are replaced); `--own`: the
+model's own, greedy. Every pair is one turn of each running session on every arm, the arms in changing order;
+only steps after the last first token count. `--growth`: what the suffix drafter's state costs per new token
+and per turn.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import msgspec
 from bien.core.build import BuiltWorker
 from bien.core.deployment import ModelSpec, PoolSpec, Selection
 from bien.core.models.fetch import resolve_model
+from bien.core.plugins import PluginManager
+from bien.core.providers import Context
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.speculation.draft import Scope
 from bien.core.speculation.options import SpeculationSpec
@@ -123,7 +126,8 @@ def compare(sessions: list[Session], args: argparse.Namespace) -> list[dict[str,
                 turns.append((again, session[pair % len(session)]))
             for arm in arms[pair % len(arms) :] + arms[: pair % len(arms)]:
                 arm.rounds.append(arm.run(turns, forced=not args.own))
-                print(f"\r{running} running, pair {pair + 1}/{args.pairs}, {arm.name}    ", end="", file=sys.stderr)
+                where = f"{running} running, pair {pair + 1}/{args.pairs}, {arm.name}"
+                print(f"\r{where:60}", end="", file=sys.stderr)
         print(file=sys.stderr)
         for arm in arms:
             table.append(row(arm, arms[0], running))
@@ -149,25 +153,24 @@ def row(arm: Arm, base: Arm, running: int) -> dict[str, Any]:
 def line(found: dict[str, Any]) -> str:
     low, high = found["speed_x_range"]
     return (
-        f"{found['running']:3} running  {found['arm']:14} acceptance length {found['acceptance_length']:.2f}, "
+        f"{found['running']:3} running  {found['arm']:14} acceptance length "
+        f"{found['acceptance_length']:.2f}, "
         f"drafted {found['drafted_per_round']:.1f}, {found['tokens_per_cpu_s']:.1f} tokens/s of CPU, "
         f"{found['speed_x']:.2f}x of {found['pairs']} pairs ({low:.2f} to {high:.2f})"
     )
 
 
 def growth(sessions: list[Session]) -> dict[str, Any]:
-    """CPU of the suffix drafter's state alone: sessions turn by turn, then one long turn again with a tail."""
-    from bien.plugins.speculators.suffix import Suffix, SuffixConfig
-    from bien.plugins.speculators.suffix.corpus import corpus_maker
-
-    drafter = Suffix(SuffixConfig(scope="tenant"), corpus_maker("native"))
+    """CPU of the suffix drafter's state alone: sessions turn by turn, then a long turn again with a tail."""
+    found = PluginManager.load().find("speculator", "suffix").provider
+    drafter = found.factory(found.config_type(), Context())
     cpu, new = 0.0, 0
     for i, session in enumerate(sessions):
         known = 0
         for turn in session:
             ids = TokenIds.of(turn.prompt).ids()
             since = time.process_time()
-            drafter.start("a", ids, Scope("tenant", f"s{i}"))  # type: ignore[arg-type]
+            drafter.start("a", ids, Scope("tenant", f"s{i}"))
             for token in turn.answer:
                 drafter.extend("a", [token])
             drafter.end("a")
@@ -183,7 +186,7 @@ def growth(sessions: list[Session]) -> dict[str, Any]:
             fresh = [(i * 7919 + j) % 49000 for j in range(64)]
             prompt = TokenIds.of([i % 40000] * (tail > 64) + long + fresh * (tail == 64)).ids()
             since = time.process_time()
-            drafter.start("b", prompt, Scope("tenant", f"long{i if tail > 64 else 0}"))  # type: ignore[arg-type]
+            drafter.start("b", prompt, Scope("tenant", f"long{i if tail > 64 else 0}"))
             times[tail].append(time.process_time() - since)
             drafter.end("b")
     return {
@@ -210,7 +213,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     text = TextModel.load(resolve_model(args.model))
-    sessions = trajectories(args.folder, text, WINDOW, MOST) if args.folder else sources(text, WINDOW, MOST, 16)
+    folder: Path | None = args.folder
+    sessions = trajectories(folder, text, WINDOW, MOST) if folder else sources(text, WINDOW, MOST, 16)
     if not sessions:
         parser.error(f"{args.folder}: no session of *.traj.xz files fits into {WINDOW} tokens")
     if args.growth:
