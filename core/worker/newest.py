@@ -8,8 +8,8 @@ from bien.core.report import SequenceOutput
 
 
 class Newest:
-    """A gateway knows what it has sent itself. What others have it would hear of when the step under way ends,
-    or the next: stats no longer count tokens that a step in flight computes."""
+    """A gateway knows what it has sent itself. What others have it would hear of when the step under way
+    ends, or the next: stats no longer count tokens that a step in flight computes."""
 
     def __init__(self) -> None:
         self._sent = 0

@@ -7,7 +7,7 @@ of a fingerprint lie in one slot of a cluster:
 - `bien:{fp}:events`         stream of entries, each with some batches of one worker in field `d`; trimmed
 - `bien:{fp}:snapshot:<id>`  hash, dp_rank -> all cached blocks at an event number
 - `bien:{fp}:workers`        sorted set of worker ids, scored by their last renewal (ms)
-- `bien:{fp}:reserving`, `bien:{fp}:reserved:<id>`  what gateways have reserved, written by them (index `redis`)
+- `bien:{fp}:reserving`, `bien:{fp}:reserved:<id>`  what gateways have reserved, written by them
 - `bien:fps`                 sorted set of fingerprints, the same
 
 Of a worker only the worker itself writes: it goes on while gateways come and go, and there is one writer to
