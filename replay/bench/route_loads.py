@@ -7,7 +7,7 @@ For each seed `--sessions` sessions are drawn from the trace, in an order of its
 the same ones; gaps are cut at a minute. Sessions that no worker can hold are left out. The table has medians
 over seeds. A router loses where it is slower than another with every seed; where it is slower in the median
 only, the difference is within the spread. Who takes more than twice its time with the first seed plays no
-other.
+other, and is marked (1).
 """
 
 from __future__ import annotations
@@ -93,12 +93,14 @@ def losses(times: Times, router: str) -> list[Loss]:
 
 
 def table(times: Times) -> str:
-    """Medians in ms, as Markdown; the best of each load in bold."""
+    """Medians in ms, as Markdown; the best of each load in bold, (1): of the first seed only."""
     names = list(next(iter(times.values())))
     lines = ["| trees | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for trees, policies in times.items():
         medians = [statistics.median(policies[name]) for name in names]
+        seeds = max(len(policies[name]) for name in names)
         cells = [f"**{ms:,.0f}**" if ms == min(medians) else f"{ms:,.0f}" for ms in medians]
+        cells = [c if len(policies[n]) == seeds else f"{c} (1)" for c, n in zip(cells, names, strict=True)]
         lines.append(f"| {trees} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
