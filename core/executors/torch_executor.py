@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bien.core.clock import Clock
@@ -36,6 +37,7 @@ class Step:
     plan: ExecutorPlan
     rows: Rows
     logits: Tensor  # [R, V] of the rows that yield tokens
+    wanted: NDArray[np.int64]  # [R] which flat tokens these are
     began: float
     taps: dict[tuple[int, str], Tensor]  # what the drafter will absorb
     scores: dict[int, TokenLogprobs] | None = None  # by row, of prompt tokens, where asked for
@@ -124,7 +126,7 @@ class TorchExecutor:
         logits = self.model.head(hidden) if len(wanted) else hidden.new_empty(0, 0)
         if len(wanted):
             self._vocab = logits.shape[1]
-        return Step(plan, rows, logits, began, taps, scores)
+        return Step(plan, rows, logits, wanted, began, taps, scores)
 
     @torch.inference_mode()
     def sample(self, handle: Step, masks: Tensor | None = None) -> Future[StepResult]:
@@ -164,8 +166,9 @@ class TorchExecutor:
         if not len(handle.logits):
             return np.zeros(plan.rows, np.int32), np.zeros(0, np.int32), None
         laws = {} if self._drafting is None else self._drafting.tested(plan)
-        verification = Verification(plan, rows, handle.logits, self.slots, self.speculation, laws)
-        found = verification.judge(masks)
+        found = Verification(
+            plan, rows, handle.logits, handle.wanted, self.slots, self.speculation, laws
+        ).judge(masks)
         logprobs = self._logprobs(handle, found) if self.slots.logprobs else None
         return found.accepted, found.tokens, logprobs
 

@@ -42,18 +42,24 @@ class Verification:
         plan: ExecutorPlan,
         rows: Rows,
         logits: Tensor,
+        wanted: I64,
         state: Slots,
         spec: SpeculationSpec,
         laws: dict[int, list[Law]],
     ) -> None:
-        """`laws`: of the slots whose drafts were sampled and are tested against their law."""
+        """`wanted`: as `yielding` says. `laws`: of the slots whose drafts were sampled and are tested against
+        their law."""
         self.plan, self.rows, self.logits, self.state, self.spec = plan, rows, logits, state, spec
-        each = (1 + plan.drafts) * plan.samples
-        self.first: I64 = np.cumsum(each) - each  # [S] a row's first
-        self.slot = np.repeat(plan.slots, each)
-        self.positions = rows.host_positions[yielding(plan, rows)] + 1  # of the tokens that are drawn
+        self.positions = rows.host_positions[wanted] + 1  # of the tokens that are drawn
         self.laws = laws
-        self.drafts = draft_tokens(plan, rows, state) if plan.drafts.any() else np.zeros(0, np.int64)
+        if plan.drafts.any():
+            each = (1 + plan.drafts) * plan.samples
+            self.first: I64 = np.cumsum(each) - each  # [S] a row's first
+            self.slot = np.repeat(plan.slots, each)
+            self.drafts = draft_tokens(plan, rows, state)
+        else:
+            self.slot = plan.slots if len(wanted) == plan.rows else plan.slots[plan.samples > 0]
+            self.drafts = np.zeros(0, np.int64)
 
     def judge(self, masks: Tensor | None) -> Judged:
         """`masks`: [R, V] bool, True where a token is allowed."""
@@ -85,6 +91,8 @@ class Verification:
     def _special(self, logits: Tensor, drawn: I32, forced: I32 | None) -> dict[int, list[tuple[int, int]]]:
         # By row, (place, token) of what it yields, where that is no chain that goes along the draws.
         out: dict[int, list[tuple[int, int]]] = {}
+        if not (self.spec.acceptance or self.laws or self.rows.trees):
+            return out
         begins = np.cumsum(self.plan.drafts) - self.plan.drafts
         lengths = self._lengths() if self.spec.acceptance else None
         for i, (slot, count) in enumerate(

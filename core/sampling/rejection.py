@@ -25,8 +25,8 @@ from bien.core.sampling.sampler import quantile
 
 @dataclass(slots=True)
 class Law:
-    """What a draft was drawn from: probabilities (or weights) [C] of the tokens `ids` [C] int64; None: all, in
-    order."""
+    """What a draft was drawn from: probabilities (or weights) [C] of the tokens `ids` [C] int64; None: all,
+    in order."""
 
     probabilities: Tensor
     ids: Tensor | None = None

@@ -102,6 +102,38 @@ class KernelsSuite(LatentLaws, ProductLaws):
                 found = kernels.paged_attention(batch.query, rows, 0, 0.3)
                 self.near(found, batch.exact(0, 0.3), "a layer without sinks", dtype)
 
+    def test_attention_without_the_first_positions(self) -> None:
+        """They have no entries: whatever lies there is not seen, and who sees nothing gets zeros."""
+        kernels = self.build()
+        for dtype, skip, window in self.each((1, 2), (0, 3)):
+            for spans in (MIXED, [(0, 20)], [(700, 1)]):
+                batch = PagedBatch(spans, window=window, dtype=dtype)
+                found = kernels.paged_attention(batch.query, batch.rows(skip), 1, 0.3)
+                what = f"{spans} without the first {skip} positions, window {window}"
+                self.near(found, batch.exact(1, 0.3, skip=skip), what, dtype)
+
+    def test_attention_of_blocks(self) -> None:
+        """With the step's own keys and values given beside what is stored, and a causal mask, it is that of
+        the step; what the pool holds behind a sequence's first row is not seen."""
+        kernels = self.build()
+        for dtype, window, order in self.each((0, 3, 40), ("random", "ascending")):
+            for spans in (MIXED, [(700, 5), (20, 2)], [(0, 4)]):
+                batch = PagedBatch(spans, window=window, order=order, dtype=dtype)
+                most = int(batch.counts.max())
+                query = batch.query.new_zeros(len(spans), most, batch.heads, batch.d)
+                new = batch.new_kv(1)
+                kv = new.new_zeros(len(spans), most, new.shape[-1])
+                seen = torch.ones(most, most, dtype=torch.bool).tril()
+                if window:
+                    seen &= ~torch.ones(most, most, dtype=torch.bool).tril(-window)
+                for i, (_, count) in enumerate(spans):
+                    query[i, :count], kv[i, :count] = batch.part(batch.query, i), batch.part(new, i)
+                for sinks in (None, normal(dtype, batch.heads)):
+                    rows = batch.rows()
+                    out = kernels.block_attention(query, kv, rows, 1, 0.3, seen[None], None, sinks)
+                    found = torch.cat([out[i, :count] for i, (_, count) in enumerate(spans)])
+                    self.near(found, batch.exact(1, 0.3, sinks), f"blocks, {spans}, window {window}", dtype)
+
     def test_attention_of_queries_inside_a_wider_tensor(self) -> None:
         kernels = self.build()
         for dtype, d in self.each((24, 64)):

@@ -64,10 +64,10 @@ class PagedBatch:
         self.counts = i32([count for _, count in spans])
         self.offsets = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
 
-    def rows(self) -> GroupRows:
+    def rows(self, skip: int = 0) -> GroupRows:
         """A step's view, with nothing derived from it yet."""
         starts = i32([start for start, _ in self.spans])
-        return GroupRows(self.pool, self.table.copy(), starts, self.counts, self.offsets, CPU)
+        return GroupRows(self.pool, self.table.copy(), starts, self.counts, self.offsets, CPU, skip)
 
     @property
     def size(self) -> int:
@@ -101,8 +101,8 @@ class PagedBatch:
         """The tokens of sequence i of something flat."""
         return out[int(self.offsets[i]) : int(self.offsets[i + 1])]
 
-    def exact(self, layer: int, scale: float, sinks: Tensor | None = None) -> Tensor:
-        """[N, heads * d] float64, by the formula."""
+    def exact(self, layer: int, scale: float, sinks: Tensor | None = None, skip: int = 0) -> Tensor:
+        """[N, heads * d] float64, by the formula. `skip`: positions below it have no entries."""
         out = []
         for i, (start, count) in enumerate(self.spans):
             kv = self.kv[i][layer].double().view(-1, 2, self.kv_heads, self.d)
@@ -112,12 +112,14 @@ class PagedBatch:
             hidden = at > position
             if self.window:
                 hidden |= at <= position - self.window
+            hidden |= at < skip
             scores.masked_fill_(hidden, float("-inf"))
             if sinks is None:
                 weights = scores.softmax(-1)
             else:
                 own = sinks.double()[:, None, None].expand(-1, count, 1)
                 weights = torch.cat([scores, own], -1).softmax(-1)[..., :-1]
+            weights = weights.masked_fill(hidden, 0)  # who sees nothing gets zeros
             out.append(torch.einsum("hcl,lhd->chd", weights, value).reshape(count, -1))
         return torch.cat(out)
 
