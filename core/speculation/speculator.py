@@ -167,7 +167,7 @@ class DeviceSpeculator(Protocol):
 
 class DrafterGroups(Protocol):
     """What a speculator's *parameters* (its `config_type`) should say, so that memory is counted before
-    anything is made."""
+    anything is made. Where `max_drafts` may be None, they also have `drafts() -> int`."""
 
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
         """The drafter's own KV groups on this model; none for host drafters."""

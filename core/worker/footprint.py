@@ -7,6 +7,7 @@ them back when it needs them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bien.core.architectures.base import Architecture
 from bien.core.architectures.fields import ITEM_BYTES
@@ -101,7 +102,10 @@ def _workspace(pool: PoolComposition, spec: PoolSpec, a: Architecture, item: int
     """Of the largest step: activations and the attention mask of a full chunk behind the longest context,
     one layer's KV of that context gathered, logits of all slots while they are drawn from, slot state."""
     tokens = getattr(pool.parts["scheduler"].config, "token_budget", TOKEN_BUDGET)
-    drafts = getattr(pool.parts["speculator"].config, "max_drafts", 0) if "speculator" in pool.parts else 0
+    drafter: Any = pool.parts["speculator"].config if "speculator" in pool.parts else None
+    drafts = getattr(drafter, "max_drafts", 0)
+    if drafts is None:  # as many as its checkpoint says
+        drafts = drafter.drafts()
     drafts = drafts if spec.speculation.max_drafts is None else min(drafts, spec.speculation.max_drafts)
     held = spec.kv_tokens if any(g.paged for g in a.groups) else None
     context = min(a.max_context, held or a.max_context)

@@ -55,6 +55,10 @@ class DFlashConfig(msgspec.Struct, forbid_unknown_fields=True):
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:
         return draft_groups(self.kind, self.form(), architecture, block_tokens, self.window)
 
+    def drafts(self) -> int:
+        """Of a round."""
+        return self.form().drafts if self.max_drafts is None else self.max_drafts
+
 
 class DSparkConfig(DFlashConfig):
     """As of `dflash`."""
