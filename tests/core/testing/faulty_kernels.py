@@ -336,3 +336,23 @@ class ClosesEverybody(TorchKernels):
         self, query: Tensor, rows: GroupRows, layer: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         return super().paged_attention(query, rows, layer, scale if not ClosesEverybody.closed else 0.0)
+
+
+class BlocksSeeWhatIsStored(TorchKernels):
+    """What the pool holds behind a sequence's first row is seen beside what is given."""
+
+    def block_attention(self, query: Tensor, kv: Tensor, rows: GroupRows, *how: Any) -> Tensor:
+        ahead = GroupRows(rows.pool, rows.table, rows.starts + 1, rows.counts, rows.offsets, rows.device)
+        return super().block_attention(query, kv, ahead, *how)
+
+
+class BlocksForgetTheirWindow(TorchKernels):
+    def block_attention(self, query: Tensor, kv: Tensor, rows: GroupRows, *how: Any) -> Tensor:
+        layer, scale, mask, positions, sinks = how
+        positions = torch.zeros(query.shape[:2], dtype=torch.int64)
+        return super().block_attention(query, kv, rows, layer, scale, mask, positions, sinks)
+
+
+class BlocksWithoutSinks(TorchKernels):
+    def block_attention(self, query: Tensor, kv: Tensor, rows: GroupRows, *how: Any) -> Tensor:
+        return super().block_attention(query, kv, rows, *how[:4], None)
