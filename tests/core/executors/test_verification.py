@@ -18,6 +18,7 @@ from bien.core.speculation.options import SpeculationSpec
 from bien.core.speculation.speculator import DeviceDraft, Drawer
 from bien.core.testing.toy import write_toy
 from bien.plugins.speculators.early_exit import EarlyExit, EarlyExitConfig
+from tests.core.executors.bushy import Bushy
 from tests.core.executors.driver import Driver
 
 PROMPT = [9, 4, 7, 7, 1, 30, 22, 5, 90, 41, 3]
@@ -255,27 +256,6 @@ def test_confidences_are_reported(folder: Path) -> None:
     other = Driver(folder, speculator=drafter(1))
     other.step({other.add(PROMPT, max_drafts=3): 11})
     assert other.result.confidence is None
-
-
-class Bushy(EarlyExit):
-    """At each level the second best and then the best token; levels go on below the best."""
-
-    def __init__(self, config: EarlyExitConfig) -> None:
-        super().__init__(config)
-        self.caps = msgspec.structs.replace(self.caps, topology="tree", max_drafts=2 * config.max_drafts)
-
-    def propose(self, rows: Any, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
-        seen: list[Tensor] = []
-
-        class Both:
-            def draw(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-                best = logits.topk(2, dim=-1).indices
-                seen.extend((best[:, 1], best[:, 0]))
-                return best[:, 0]
-
-        super().propose(rows, last, -(-limit // 2), Both())
-        parents = torch.tensor([j // 2 * 2 - 1 for j in range(limit)]).expand(len(last), -1)
-        return DeviceDraft(torch.stack(seen[:limit], 1), None, parents)
 
 
 def test_a_device_drafter_of_trees(folder: Path) -> None:

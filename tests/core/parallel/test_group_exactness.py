@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bien.core.architectures.registry import read_architecture
+from bien.core.executors.make import load_executor
 from bien.core.providers import Context
 from bien.core.request import SamplingParams
+from bien.core.speculation.options import SpeculationSpec
 from bien.core.testing.torch_harness import TorchHarness
 from bien.core.testing.toy import write_toy
 from bien.core.testing.toy_hybrid import write_tiny_hybrid
@@ -27,8 +30,10 @@ from bien.plugins.quantizers.int4 import bien_providers as int4
 from bien.plugins.quantizers.int8 import bien_providers as int8
 from bien.plugins.quantizers.none import bien_providers as no_quantizers
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
+from bien.plugins.speculators.early_exit import EarlyExit, EarlyExitConfig
 from bien.plugins.speculators.early_exit import bien_providers as early_exits
 from bien.plugins.speculators.prompt_lookup import bien_providers as prompt_lookups
+from tests.core.executors.bushy import Bushy
 from tests.core.parallel.thread_group import thread_group
 from tests.core.test_exactness import WAYS, _make, harness, play
 
@@ -219,3 +224,32 @@ def first_logits(h: TorchHarness, prompt: list[int]) -> Any:
     h.submit("x", prompt, max_tokens=1)
     h.run()
     return seen[-1].numpy()[-1]
+
+
+@pytest.mark.parametrize("kind", ["sampled", "trees"])
+def test_ranks_draft_alike(kind: str, folders: dict[str, Path]) -> None:
+    """Sampled drafts that are tested against their law, and trees: where ranks drew others, or moved other
+    entries, texts would not be those of one rank."""
+    spec = SpeculationSpec(verification="block" if kind == "sampled" else "invariant")
+    made = EarlyExit if kind == "sampled" else Bushy
+
+    def parts(ctx: Context) -> dict[str, Any]:
+        config = EarlyExitConfig(layers=2, max_drafts=3, sampled=kind == "sampled")
+        ctx.speculation = spec
+        return {"quantizer": _make(no_quantizers, ctx), "speculator": made(config)}
+
+    folder, texts, drafted = folders["3 kv heads"], [], []
+    for world in (1, 2):
+        if world == 1:
+            ctx = Context(architecture=read_architecture(folder, 8, "float64", 256), dtype="float64")
+            ctx.parts = {**parts(ctx), "parallel": Single()}
+            executor: Any = load_executor(ctx)
+        else:
+            executor = thread_group(folder, world, parts)
+        h = TorchHarness(folder, Fcfs(FcfsConfig(token_budget=64)), {}, executor=executor)
+        texts.append(play(h, SAMPLED, together=True))
+        drafted.append((h.engine.stats().drafted, h.engine.stats().accepted))
+        h.engine.close()
+        h.executor.close()
+    assert texts[0] == texts[1] and drafted[0] == drafted[1]
+    assert drafted[0][1] > 0
