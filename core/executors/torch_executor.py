@@ -113,6 +113,8 @@ class TorchExecutor:
             self.device,
             trees=trees_of(plan),
         )
+        if rows.trees:
+            self._check_trees()
         if self.speculation.acceptance and self.slots.forced:
             self._record(plan, rows)
         slot = plan.slots if rows.tokens == plan.rows else np.repeat(plan.slots, plan.counts)
@@ -220,6 +222,15 @@ class TorchExecutor:
         if self.drafter is not None:
             self.drafter.close()
         self.pools, self.io = (), PoolIO(())
+
+    def _check_trees(self) -> None:
+        # What they leave behind can be moved to the taken path only where it is entries of attention.
+        for group in self.groups:
+            if group.kind not in (GroupKind.FULL, GroupKind.WINDOW, GroupKind.DRAFT):
+                raise PluginFault(
+                    f"a plan has trees of drafts, and KV group {group.name!r} is of kind "
+                    f"{group.kind.value!r}; valid for trees: full, window"
+                )
 
     def _record(self, plan: ExecutorPlan, rows: Rows) -> None:
         # Accepted lengths are drawn: what may be accepted must be the recorded text.

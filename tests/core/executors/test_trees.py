@@ -15,6 +15,7 @@ from bien.core.errors import PluginFault
 from bien.core.executors.trees import Tree
 from bien.core.request import SamplingParams
 from bien.core.testing.toy import write_toy
+from bien.core.testing.toy_hybrid import write_tiny_hybrid
 from tests.core.executors.driver import Driver
 
 PROMPT = [9, 4, 7, 7, 1, 30, 22, 5, 90, 41, 3]
@@ -133,3 +134,11 @@ def test_parents_that_do_not_fit_the_plan(folder: Path) -> None:
     driver.step({slot: len(PROMPT)})
     with pytest.raises(PluginFault, match="3 parents of 2 drafts"):
         driver.step({slot: 1}, {slot: [4, 5]}, parents={slot: [-1, -1, 0]})
+
+
+def test_trees_on_a_model_with_states(tmp_path: Path) -> None:
+    driver = Driver(write_tiny_hybrid(tmp_path))
+    slot = driver.add(PROMPT)
+    driver.step({slot: len(PROMPT)})
+    with pytest.raises(PluginFault, match="is of kind 'state'; valid for trees: full, window"):
+        driver.step({slot: 1}, {slot: [4, 5]}, parents={slot: [-1, -1]})
