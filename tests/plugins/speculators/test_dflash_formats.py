@@ -13,7 +13,11 @@ from safetensors.numpy import load_file
 
 from bien.core.api import Context, DeploymentError, ModelError
 from bien.core.architectures.registry import read_architecture
+from bien.core.compose import compose
+from bien.core.deployment import Deployment, GatewaySpec, ModelSpec, PoolSpec, Selection
+from bien.core.plugins import PluginManager
 from bien.core.testing.toy import write_toy
+from bien.core.worker.memory import plan_memory
 from bien.plugins.speculators import dflash
 from bien.plugins.speculators.dflash import DFlashConfig, DSparkConfig, make
 from bien.plugins.speculators.dflash.form import BlockForm, read_form
@@ -249,3 +253,16 @@ def test_providers() -> None:
     assert set(made) == {"dflash", "dspark"}
     with pytest.raises(ModelError, match="nowhere"):
         make(made["dspark"].config_type(path="/nowhere"), Context())
+
+
+def test_memory_is_counted_before_anything_is_made(tmp_path: Path, target: Path) -> None:
+    folder = write_drafter(tmp_path, deep_spec())
+    needs = []
+    for max_drafts in (None, 6, 1):
+        parameters = {"path": str(folder)} | ({} if max_drafts is None else {"max_drafts": max_drafts})
+        pool = PoolSpec(speculator=Selection("dspark", parameters))
+        composition = compose(
+            Deployment(ModelSpec(str(target)), GatewaySpec(), (pool,)), PluginManager.load()
+        )
+        needs.append(plan_memory(composition, composition.model, 1 << 40).workers[0].workspace)
+    assert needs[0] == needs[1] > needs[2]
