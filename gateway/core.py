@@ -286,8 +286,8 @@ class Gateway:
         if stream.finish is None:
             member = stream.member
             if member is not None and not stream.lost:
-                member.client.abort(stream.rid)
                 member.remove(stream)
+                self._abort(stream, member)
                 if stream.first < 0:
                     self._feed.take_back(member.id, stream.dp_rank, stream.route.hashes)
                     if self.verifier is not None:
@@ -331,13 +331,13 @@ class Gateway:
         if claim is not None and not known:
             claim.release()
             claim = None
+        stream.reserved = claim  # who fails from now on gives it back
         await self._workers_for(stream.request)
         self._place(stream, view if known and self._puts == puts else None, claim)
 
     def _place(self, stream: Stream, view: View | None = None, claim: Reserved | None = None) -> None:
         """The best member gets it. `view`: if it is still true; `claim`: what is reserved for it."""
         request, route, router = stream.request, stream.route, self._router
-        stream.reserved = claim
         anew = view is None
         view = view or self._view(stream)
         try:
@@ -349,19 +349,39 @@ class Gateway:
             raise PluginFault(f"index or router failed: {error!r}") from error
         check_decision(decision, router, route, view.targets)
         self._puts += 1
-        member, rank = view.members[decision.target], view.targets[decision.target].dp_rank
-        stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached, rank)
+        at = decision.target
+        member, rank = view.members[at], view.targets[at].dp_rank
         stream.decision = decision
+        if self.verifier is not None:
+            self.verifier.placed(stream, view.targets[at], None if view.claims is None else view.claims[at])
+        stream.rid = member.place(stream, route.prompt_tokens - decision.predicted_cached, rank)
         request.id, request.dp_rank = route.id, rank
         request.predicted_cached_tokens = decision.predicted_cached
         stream.placed = self.clock.time()
         request.age = stream.placed - stream.arrival
+        try:
+            self._ledger.placed(stream)
+            self._feed.predict(member.id, rank, route.hashes, self._predict_ttl)
+            member.client.submit(stream.rid, request)
+        except BaseException:
+            self._unplace(stream, member)
+            raise
         if self.verifier is not None:
-            at = decision.target
-            self.verifier.placed(stream, view.targets[at], None if view.claims is None else view.claims[at])
-        self._ledger.placed(stream)
-        self._feed.predict(member.id, stream.dp_rank, route.hashes, self._predict_ttl)
-        member.client.submit(stream.rid, request)
+            self.verifier.sent(stream)
+
+    def _unplace(self, stream: Stream, member: Member) -> None:
+        """Its client did not take it: it is as if it had never been placed."""
+        member.unplace(stream)
+        self._feed.take_back(member.id, stream.dp_rank, stream.route.hashes)
+        self._ledger.unplaced(stream)
+        self._abort(stream, member)  # it may have sent it all the same
+
+    def _abort(self, stream: Stream, member: Member) -> None:
+        try:
+            member.client.abort(stream.rid)
+        except FAULTS:
+            self.totals.faults += 1
+            log.exception("worker %s: a request could not be aborted", member.id)
 
     def _view(self, stream: Stream) -> View:
         """What a jumped simulation owes is settled first."""

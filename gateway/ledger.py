@@ -58,6 +58,14 @@ class Ledger:
         if stream.span is not None:
             stream.span.placed(stream)
 
+    def unplaced(self, stream: Stream) -> None:
+        """Its client did not take it."""
+        stream.placements -= 1
+        placements = self._totals.placements
+        placements[stream.worker] -= 1
+        if not placements[stream.worker]:
+            del placements[stream.worker]
+
     def gained(self, stream: Stream, output: Output, now: float) -> None:
         if output.cached >= 0 and stream.cached < 0:
             stream.cached = output.cached

@@ -82,6 +82,14 @@ class Member:
         self.ranks[stream.dp_rank].inflight -= 1
         self.settle(stream)
 
+    def unplace(self, stream: Stream) -> None:
+        """The latest booking never was."""
+        if self.streams.get(stream.rid) is stream:
+            self.remove(stream)
+        fresh = self.ranks[stream.dp_rank].fresh
+        if fresh and fresh[-1][1] is stream:
+            fresh.pop()
+
     def settle(self, stream: Stream) -> None:
         """The worker has started it, or it is gone: it counts by reports only."""
         self.ranks[stream.dp_rank].unreported -= stream.unreported

@@ -22,6 +22,7 @@ class UnsupportedMedia(UserError):
 
 def body(message: str, status: int, code: str | None = None, param: str | None = None) -> bytes:
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    message = message.encode(errors="backslashreplace").decode()  # it may quote a path of any bytes
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 

@@ -210,15 +210,28 @@ def _check_media(request: web.Request) -> None:
 
 def _tenant(request: web.Request) -> str:
     """A name for whoever holds the key; the key itself goes no further."""
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, key = _header(request, "Authorization").partition(" ")
     if scheme.lower() != "bearer":
         key = ""
-    key = key.strip() or request.headers.get("x-api-key", "")
+    key = key.strip() or _header(request, "x-api-key")
     return hashlib.blake2b(key.encode(), person=b"bien-api-key", digest_size=16).hexdigest() if key else ""
 
 
+def _header(request: web.Request, name: str) -> str:
+    """Empty without one. UserError for bytes that are no text: nobody could pass them on."""
+    value = request.headers.get(name, "")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # aiohttp keeps a byte as a lone surrogate
+        byte = ord(value[error.start]) & 0xFF
+        raise UserError(
+            f"header {name} holds the byte 0x{byte:02x}, which is no UTF-8; valid: text in UTF-8", field=name
+        ) from None
+    return value
+
+
 def _session(request: web.Request) -> str:
-    session = request.headers.get("X-Session-ID", "")
+    session = _header(request, "X-Session-ID")
     if len(session) > MAX_SESSION_LENGTH:
         raise UserError(
             f"X-Session-ID has {len(session)} characters; valid: at most {MAX_SESSION_LENGTH}",

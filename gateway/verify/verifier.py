@@ -126,7 +126,6 @@ class Verifier:
         stream.expected = expected
         stream.claimed = expected if claimed is None else claimed
         standing = self.standings[target.worker]
-        standing.tap.sent.add(stream.placed, stream.route.hashes)
         reasons = stream.decision.reasons
         if not self._fallen:
             reasons["mode"] = "precise"
@@ -134,11 +133,18 @@ class Verifier:
         reasons["mode"] = self.mode(target.worker, self._floor()).name.lower()
         if standing.cause:
             reasons["parity_cause"] = standing.cause
+
+    def sent(self, stream: Stream) -> None:
+        """To where it was placed."""
         route = stream.route
-        if (routed := self._routed.get(target.worker)) is not None:
+        if (standing := self.standings.get(stream.worker)) is not None:
+            standing.tap.sent.add(stream.placed, route.hashes)
+        if not self._fallen:
+            return
+        if (routed := self._routed.get(stream.worker)) is not None:
             routed.sent(route.hashes, stream.placed)
         if route.session:
-            self._homes.sent((route.tenant, route.session), target.worker, route.hashes)
+            self._homes.sent((route.tenant, route.session), stream.worker, route.hashes)
 
     def started(self, stream: Stream) -> None:
         """Its prompt is computed, or nobody waits for it any more."""

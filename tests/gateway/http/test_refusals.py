@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import aiohttp
 import pytest
 
+from bien.core.errors import UserError
 from bien.core.text.model import TextModel
 from bien.core.text.template import ChatTemplate
+from bien.gateway.http.errors import describe
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -229,6 +232,72 @@ async def test_media_method_path_and_size(start: Any) -> None:
             assert "/v1/models, /v1/models/{id}, /version" in message and ".+" not in message
         async with http.post("/v1/completions", json={"model": "toy", "prompt": "x" * 200}) as r:
             assert (r.status, (await r.json())["error"]["code"]) == (413, "request_too_large")
+
+
+async def raw(server: Any, head: bytes, body: bytes = b"") -> tuple[int, dict[str, Any]]:
+    """Bytes that no client would send."""
+    reader, writer = await asyncio.open_connection(server.host, server.port)
+    writer.write(head + b"Host: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    answer = await reader.read()
+    writer.close()
+    first, _, rest = answer.partition(b"\r\n\r\n")
+    return int(first.split()[1]), json.loads(rest)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Session-ID", b"\xff"),
+        ("X-Session-ID", "caf\xe9".encode("latin-1")),
+        ("Authorization", b"Bearer \xff"),
+        ("Authorization", b"\xff\xfe"),
+        ("x-api-key", b"\xff\xfe"),
+    ],
+)
+async def test_headers_that_are_no_text_name_the_header(
+    start: Any, fake: Any, header: str, value: bytes
+) -> None:
+    server = await start()
+    body = json.dumps({"model": "toy", "prompt": "x", "max_tokens": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\n" + header.encode() + b": " + value + b"\r\n"
+    status, answer = await raw(server, head, body)
+    assert (status, answer["error"]["param"]) == (400, header)
+    assert "UTF-8" in answer["error"]["message"] and header in answer["error"]["message"]
+    assert not fake.held and not fake.requests
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"x-request-id", b"user-agent", b"x-other", b"cookie"])
+async def test_headers_that_go_no_further_may_be_of_any_bytes(start: Any, fake: Any, name: bytes) -> None:
+    fake.script = ["a"]
+    body = json.dumps({"model": "toy", "prompt": "x", "max_tokens": 1}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nX-Session-ID: caf\xc3\xa9\r\n" + name + b": \xff00-\xe9\r\n"
+    assert (await raw(await start(), head, body))[0] == 200
+    (request,) = fake.requests
+    assert (request.session, request.traceparent) == ("caf\xe9", "")
+
+
+async def test_what_a_refusal_quotes_may_be_of_any_bytes(start: Any) -> None:
+    server = await start()
+    for path in (b"/v1/models/%ff", b"/v1/models/%ed%a0%80", b"/%ff"):
+        status, answer = await raw(server, b"GET " + path + b" HTTP/1.1\r\n")
+        assert status == 404 and answer["error"]["message"]
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: text/\xff\r\n"
+    assert (await raw(server, head, b"{}"))[0] == 415
+    status, body = describe(UserError("no \udcff here"))
+    assert status == 400 and "udcff" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "field", ["session_id", "cache_salt", "user", "prompt", "model", "stop", "prompt_cache_key"]
+)
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\udcff", b"\xff"])
+async def test_no_field_takes_half_a_character(start: Any, fake: Any, field: str, text: bytes) -> None:
+    rest = {"model": "toy", "prompt": "x"}
+    rest.pop(field, None)
+    body = json.dumps(rest).encode()[:-1] + b', "' + field.encode() + b'": "a' + text + b'"}'
+    status, answer = await raw(await start(), b"POST /v1/completions HTTP/1.1\r\n", body)
+    assert status == 400 and "not valid JSON" in answer["error"]["message"]
+    assert not fake.held and not fake.requests
 
 
 async def test_a_template_that_refuses_gives_its_own_words(start: Any, fake: Any) -> None:
