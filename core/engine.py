@@ -257,7 +257,7 @@ class Engine:
                 return 1
             if s.content.ids_known:  # its tokens can stop it at any step
                 return 1
-            if self.limits.device_drafts and s.request.sampling.speculate:  # the next step may verify drafts
+            if self.limits.device_drafts and s.max_drafts:  # the next step may verify drafts
                 return 1
             steps = min(steps, s.remaining + 1)
             sequences.append(s)

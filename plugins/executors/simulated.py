@@ -152,7 +152,7 @@ def make(config: SimulatedConfig, ctx: Context) -> Any:
         for name, default in CONSTANTS.items()
     )
 
-    drafter = ctx.parts.get("speculator")
+    drafter: Any = ctx.parts.get("speculator")
     drafting = drafter.passes * drafter.pass_seconds if getattr(drafter, "simulated", False) else 0.0
 
     def cost(plan: ExecutorPlan) -> float:
