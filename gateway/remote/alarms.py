@@ -37,22 +37,27 @@ class EventWatch:
     grace: float  # seconds
     counts: EventCounts = field(default_factory=EventCounts)
     alarms: dict[str, str] = field(default_factory=dict)  # cause -> what is wrong, in words
-    _bad: float | None = None  # since when nothing else has come than what cannot be decoded
+    _bad: float | None = None  # since when such comes again and again as cannot be decoded
+    _newest: float = 0.0  # when the newest of it came
+    _well: bool = True  # whether something else has come since
     _why: str = ""
     _owed: float | None = None  # since when a request is over that must have left blocks
 
     def understood(self) -> None:
         self.counts.messages += 1
-        self._bad = self._owed = None
-        self.settle("undecodable")
+        self._owed = None
+        self._well = True
+        self._forgive()
         self.settle("silent")
 
     def undecodable(self, why: str) -> None:
-        """Counted at once, an alarm after the grace period."""
+        """Counted at once, an alarm once nothing else has come for the grace period, or it has come again and
+        again for as long. Never raises."""
         self.counts.undecodable += 1
         self._owed = None
+        self._newest, self._well = self.clock.time(), False
         if self._bad is None:
-            self._bad, self._why = self.clock.time(), why
+            self._bad, self._why = self._newest, why
             log.warning("worker %s: a KV event cannot be decoded: %s", self.worker, why)
 
     def owed(self) -> None:
@@ -63,7 +68,9 @@ class EventWatch:
     def check(self) -> None:
         """Raise what is due; called now and then."""
         now = self.clock.time()
-        if self._bad is not None and now - self._bad >= self.grace:
+        self._forgive()
+        since = self._bad
+        if since is not None and (self._newest if self._well else now) - since >= self.grace:
             self.alarm(
                 "undecodable",
                 f"{self.counts.undecodable} KV events of it cannot be decoded, the first of the latest "
@@ -75,6 +82,11 @@ class EventWatch:
                 f"it has computed prompts and sent no KV event for {self.grace:g} s; are events enabled "
                 "there (--kv-events-config), and is this the right address, topic and rank?",
             )
+
+    def _forgive(self) -> None:
+        if self._bad is not None and self._well and self.clock.time() - self._newest >= self.grace:
+            self._bad = None
+            self.settle("undecodable")
 
     def alarm(self, cause: str, text: str) -> None:
         if cause not in self.alarms:

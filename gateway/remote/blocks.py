@@ -24,10 +24,16 @@ KeyOf = Callable[[str], bytes | None]  # from a salt ("": none) to the key of it
 TIERS = {"GPU": "device", "CPU": "host", "CPU_PINNED": "host"}
 LOWEST = "disk"  # everything else that an engine names
 MAX_SALTS = 10000
+LONGEST_SALT = 256  # ours are shorter
 
 
 def tier_of(medium: str | None) -> str:
     return "device" if medium is None else TIERS.get(medium.upper(), LOWEST)
+
+
+def _more(extra: object) -> bool:
+    """Whether extra keys say that more than tokens is in the block. Of a form that nobody knows: they do."""
+    return extra is not None and not (isinstance(extra, (list, tuple, dict)) and not extra)
 
 
 class _Block:
@@ -141,7 +147,7 @@ class BlockMap:
         last: EngineHash | None = event.parent
         for i, hash in enumerate(event.hashes):
             # A salt enters the hash of a chain's first block only, and `_start` has read it.
-            inside = event.extra is not None and event.extra[i] and (i or event.parent is not None)
+            inside = event.extra is not None and _more(event.extra[i]) and (i or event.parent is not None)
             if before is None or event.adapter or inside:
                 self.foreign += hash not in blocks
                 blocks.setdefault(hash, None)
@@ -158,13 +164,14 @@ class BlockMap:
             return self._blocks.get(event.parent)
         extra = event.extra[0] if event.extra else None
         salt = event.salt or ""
-        if extra:
-            if len(extra) != 1 or not isinstance(extra[0], str) or (salt and extra[0] != salt):
+        if _more(extra):
+            one = extra[0] if isinstance(extra, (list, tuple)) and len(extra) == 1 else None
+            if not isinstance(one, str) or (salt and one != salt):
                 return None
-            salt = extra[0]
+            salt = one
         key = self._key_of(salt)
         if key is None:
-            if len(self.unknown_salts) < MAX_SALTS:
+            if len(self.unknown_salts) < MAX_SALTS and len(salt) <= LONGEST_SALT:
                 self.unknown_salts.add(salt)
             return None
         return _Block(key, b"", b"", b"", b"")

@@ -295,17 +295,26 @@ class RemoteClient:
         failures = 0
         while True:
             await self._clock.sleep(self._endpoint.poll_seconds)
-            why = await self._server.healthy()
+            try:
+                why = await self._server.healthy()
+            except Exception as error:  # who asks in a way that nobody foresaw knows no more than before
+                why = f"{type(error).__name__}: {error}"
             failures = failures + 1 if why else 0
             if failures >= FAILURES:
                 self._die(f"{self._endpoint.url} is not healthy: {why}")
                 return
-            ours = len(self._load.works)
-            self._load.look(await self._server.look(), ours)
-            self._watch.check()
-            if self._history is not None:
-                self._emit(self._history.expire(self._clock.time()))
-            self._send()
+            try:
+                await self._look()
+            except Exception:  # its requests go on, and the next look may tell more
+                log.exception("worker %s: a look at it failed", self.info.id)
+
+    async def _look(self) -> None:
+        ours = len(self._load.works)
+        self._load.look(await self._server.look(), ours)
+        self._watch.check()
+        if self._history is not None:
+            self._emit(self._history.expire(self._clock.time()))
+        self._send()
 
     def _new_history(self) -> History:
         return History(self._endpoint.history_seconds, self.info.capacity_tokens // self.info.block_tokens)

@@ -14,6 +14,7 @@ from bien.gateway.remote.engine import Engine
 
 CHECK = 0.5  # seconds between looks at clients
 BACKOFF, LONGEST = 0.5, 15.0  # seconds between attempts to connect
+LIVED = 5.0  # seconds after which a connection counts as one that works
 log = logging.getLogger("bien.remote")
 
 
@@ -32,8 +33,9 @@ class RemoteFleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self, say: Callable[[str, str], None]) -> list[WorkerClient]:
-        """Those that can be reached now; `say(worker, why)` of the others, which may come later. Raises what
-        is no matter of time; ResourceError when there are some and none can be reached."""
+        """Those that can be reached now; `say(worker, why)` of the others, which may come later, whatever
+        went wrong. Raises what is no matter of time; ResourceError when there are some and none can be
+        reached."""
         failed: list[ResourceError] = []
         for engine in self._engines:
             for id in engine.ids:
@@ -42,6 +44,13 @@ class RemoteFleet:
                 except ResourceError as error:
                     say(id, f"not there yet: {error}")
                     failed.append(error)
+                except BienError:
+                    raise
+                except Exception as error:
+                    log.exception("worker %s cannot be joined", id)
+                    said = ResourceError(f"worker {id} cannot be joined: {type(error).__name__}: {error}")
+                    say(id, f"not there yet: {said}")
+                    failed.append(said)
         if failed and not self._clients:
             raise failed[0]
         return list(self._clients.values())
@@ -73,23 +82,39 @@ class RemoteFleet:
 
     async def _watch(self, gateway: Joins, engine: Engine, id: str) -> None:
         pause, said = BACKOFF, ""
+        since = self._clock.time()
         while True:
             client = self._clients.get((engine, id))
             if client is not None and client.alive:
-                pause, said = BACKOFF, ""
+                if self._clock.time() - since >= LIVED:
+                    pause, said = BACKOFF, ""
                 await self._clock.sleep(CHECK)
                 continue
             try:
                 if client is not None:
-                    await client.close()
                     del self._clients[engine, id]
-                client = await engine.connect(id)
-                self._clients[engine, id] = client
-                gateway.join(client)
+                    await client.close()
+                    if self._clock.time() - since < LIVED:  # it would not live longer
+                        await self._clock.sleep(pause)
+                        pause = min(2 * pause, LONGEST)
+                await self._join(gateway, engine, id)
+                since = self._clock.time()
                 log.warning("worker %s joined", id)
-            except BienError as error:
+            except Exception as error:  # whatever it is: nobody else would try again
                 if str(error) != said:
                     said = str(error)
-                    log.warning("worker %s cannot be joined: %s", id, error)
+                    known = isinstance(error, BienError)
+                    log.warning(
+                        "worker %s cannot be joined: %s", id, error, exc_info=None if known else error
+                    )
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, LONGEST)
+
+    async def _join(self, gateway: Joins, engine: Engine, id: str) -> None:
+        client = await engine.connect(id)
+        try:
+            gateway.join(client)
+        except BaseException:
+            await client.close()
+            raise
+        self._clients[engine, id] = client

@@ -3,6 +3,8 @@
 Messages are numbered from 0 in each life of an engine, and may be asked for again as long as it keeps them.
 What was missed and is not to be had may have removed blocks: then all that is known is forgotten, since an
 index that knows too little costs a recompute, and one that lies sends requests astray for as long as it does.
+The same holds for a message that cannot be decoded or applied. Nothing that an engine says ends the
+following: it would say the same again when it is asked again.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import NamedTuple, Protocol, Union
 from bien.core.kv.events import KVEvent
 from bien.gateway.remote.alarms import EventWatch
 from bien.gateway.remote.blocks import BlockMap
-from bien.gateway.remote.wire import Cleared, Stored, UndecodableError, decode
+from bien.gateway.remote.wire import Cleared, Message, Stored, UndecodableError, decode, short
 
+NAMED = 8  # unknown types of one message
 log = logging.getLogger("bien.remote")
 
 
@@ -67,27 +70,35 @@ class Follower:
         self._renew = renew
         self._next: int | None = None  # number of the message that comes next; None: any
         self._live = -1  # newest number that was published to us, not replayed
+        self._since = 0  # number of the first message behind the newest one that may have said anything
         self._doubt = False  # whether it may be another process by now
         self._lock = asyncio.Lock()  # messages are applied in order, those heard again too
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with self._lock:
-            if self._source.replays:
-                await self._refill(0)
+        try:
+            async with self._lock:
+                if self._source.replays:
+                    await self._refill(0)
+        except Exception as error:
+            self._failed(error)
         self.ready.set()
         async for item in self._source:
             if isinstance(item, Lost):
                 self._doubt = self._next is not None
                 continue
-            async with self._lock:
-                await self._take(item)
+            try:
+                async with self._lock:
+                    await self._take(item)
+            except Exception as error:
+                self._failed(error)
 
     async def relearn(self) -> None:
         """Hear again what the engine has told: blocks that had no name have one now."""
         async with self._lock:
-            for message in await self._source.replay(0) or () if self._source.replays else ():
-                if self._next is None or message.seq < self._next:
+            # What was before a message that could not be decoded may have been removed by it.
+            for message in await self._source.replay(self._since) or () if self._source.replays else ():
+                if message.seq >= self._since and (self._next is None or message.seq < self._next):
                     self._apply(message.payload, again=True)
 
     async def _take(self, item: Numbered) -> None:
@@ -112,6 +123,7 @@ class Follower:
         self._doubt = False
         self._next = 0 if self._source.replays else None
         self._live = -1
+        self._since = 0
         self._forget("the engine began anew")
 
     async def _refill(self, start: int) -> None:
@@ -145,18 +157,37 @@ class Follower:
             group.reset()
         self._renew()
 
+    def _failed(self, error: Exception) -> None:
+        """A fault of our own: it costs what we know, not the engine."""
+        log.error("worker %s: following its KV events failed", self._watch.worker, exc_info=error)
+        self._unsure(short(error))
+        for group in self._groups:  # it may be half done
+            group.reset()
+
+    def _unsure(self, why: str) -> None:
+        """Nobody knows what the newest message said, so nothing of what was before it is sure."""
+        self._watch.undecodable(why)
+        self._since = self._next or 0
+        if any(map(len, self._groups)):
+            self._forget("a message cannot be decoded")
+
     def _apply(self, payload: bytes, again: bool = False) -> None:
-        watch = self._watch
+        """Once `_next` is behind it."""
         try:
             message = decode(payload)
         except UndecodableError as error:
             if not again:
-                watch.undecodable(str(error))
-                if any(map(len, self._groups)):
-                    self._forget("a message cannot be decoded")
+                self._unsure(str(error))
             return
+        try:
+            self._follow(message, again)
+        except Exception as error:
+            self._failed(error)
+
+    def _follow(self, message: Message, again: bool) -> None:
+        watch = self._watch
         if message.unknown:
-            watch.undecodable(f"events of type {', '.join(sorted(set(message.unknown)))}")
+            watch.undecodable(f"events of type {', '.join(sorted(set(message.unknown))[:NAMED])}")
             if not message.events:
                 return
         if message.rank is not None and message.rank != self._rank:
@@ -172,7 +203,7 @@ class Follower:
                     out += group.clear(event)
                 continue
             index = event.group or 0
-            if index >= len(self._groups) or (isinstance(event, Stored) and not self._fits(event)):
+            if not 0 <= index < len(self._groups) or (isinstance(event, Stored) and not self._fits(event)):
                 watch.counts.misplaced += 1
                 watch.alarm("groups", self._misfit(event.group or 0, event))
                 continue
@@ -190,7 +221,7 @@ class Follower:
         return kind == ("full" if "full" in event.kind or "mla" in event.kind else "window")
 
     def _misfit(self, index: int, event: object) -> str:
-        told = f" of kind {event.kind!r}" if isinstance(event, Stored) and event.kind else ""
+        told = f" of kind {short(event.kind)}" if isinstance(event, Stored) and event.kind else ""
         window = f", window {event.window}" if isinstance(event, Stored) and event.window else ""
         return (
             f"KV events of its group {index}{told}{window}; the deployment's engine.groups name "

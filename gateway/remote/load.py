@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from bien.gateway.remote.dialect import Readings
 # Of placements the gateway itself keeps account until so many reports came (roster.py).
 REPORTS_BEHIND = 2
 MEAN_OF = 1 / 32  # weight of the newest request in a mean
+MOST = 1e18
 RANK_LABELS = ("engine", "dp_rank")
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -42,7 +42,7 @@ class Load:
         """The server was polled; until then it had `ours` requests of this gateway at most. What it had
         beside them is others', until the next poll: ours that end meanwhile are not counted on."""
         self.readings = readings
-        running, waiting = readings.running or 0, readings.waiting or 0
+        running, waiting = max(0, readings.running or 0), max(0, readings.waiting or 0)
         others = max(0, running + waiting - max(ours, len(self.works)))
         self._others = others - min(others, waiting), min(others, waiting)
 
@@ -102,7 +102,8 @@ def parse_metrics(
     text: str, rank: int | None = None
 ) -> tuple[dict[str, float], dict[str, Mapping[str, str]]]:
     """Prometheus' text format: by name, the sum of the samples, and the labels of the last one. Without those
-    that are no finite numbers and, with `rank`, those that say they are another rank's."""
+    that are no numbers, or larger than anything that is counted, and, with `rank`, those that say they are
+    another rank's."""
     samples: dict[str, float] = {}
     labels: dict[str, Mapping[str, str]] = {}
     for line in text.splitlines():
@@ -116,7 +117,7 @@ def parse_metrics(
             number = float(value)
         except ValueError:
             continue
-        if math.isfinite(number):  # NaN is said of what was never measured
+        if abs(number) <= MOST:  # NaN is said of what was never measured
             samples[name] = samples.get(name, 0.0) + number
             labels[name] = named
     return samples, labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from bien.gateway.remote.load import parse_metrics
 
 CONNECT_SECONDS = 5.0
 REFUSALS = (400, 404, 413, 422)
+log = logging.getLogger("bien.remote")
 
 
 class _Card(msgspec.Struct):
@@ -46,6 +48,7 @@ class HttpServer:
         self.endpoint = endpoint
         self.dialect = dialect
         self.readings = Readings()
+        self._said = ""  # what was wrong with its metrics
         headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
         self._session = aiohttp.ClientSession(
             headers=headers | dialect.headers(endpoint.rank),
@@ -95,6 +98,10 @@ class HttpServer:
                 self.readings = self.dialect.readings(samples, labels)
             except (Unreachable, UnicodeDecodeError):
                 pass
+            except Exception as error:  # of a dialect, at a page that nobody foresaw
+                if (why := _why(error)) != self._said:
+                    self._said = why
+                    log.warning("the metrics of %s cannot be read", self.endpoint.url, exc_info=error)
         return self.readings
 
     @asynccontextmanager

@@ -5,11 +5,13 @@
 - maps: `{"ts": ..., "events": [{"type": ...}, ...], "data_parallel_rank": ...}`.
 
 The form has changed twice without a version number, and consumers that took it for another one indexed
-nothing, silently. So a message is either understood in full or counted.
+nothing, silently. So a message is either understood in full or counted, and whatever it holds raises nothing
+else: who asks again for what cannot be decoded would get it again.
 """
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
@@ -35,6 +37,8 @@ _REMOVED = ("block_hashes", "medium", "group_idx")
 _CLEARED = ("medium",)
 # Of events that are arrays, by position behind the tag.
 FIELDS = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": _CLEARED}
+_shortener = reprlib.Repr()
+_shortener.maxlevel, _shortener.maxstring, _shortener.maxother = 3, 60, 60
 _RANKS = ("data_parallel_rank", "attn_dp_rank")
 
 
@@ -50,7 +54,9 @@ class Stored(NamedTuple):
     tokens: list[int]  # of all blocks; empty where only names are told (some offloading tiers)
     adapter: bool  # a LoRA's
     salt: str | None  # where it is told apart from the other extra keys
-    extra: list[Any] | None  # per block: what entered its hash beside tokens (salt, images), None: nothing
+    # Per block: what entered its hash beside tokens (salt, images), None: nothing. Lists so far; of other
+    # forms only this is known, that such a block is not one of tokens alone.
+    extra: list[Any] | None
     medium: str | None
     group: int
     kind: str | None  # of the group, where told
@@ -73,7 +79,7 @@ Event = Union[Stored, Removed, Cleared]
 class Message(NamedTuple):
     events: list[Event]
     rank: int | None  # the data-parallel rank, where told
-    unknown: list[str]  # types of events that are none of ours
+    unknown: list[str]  # types of events that are none of ours, and forms of extra keys
 
 
 def decode(payload: bytes) -> Message:
@@ -82,6 +88,22 @@ def decode(payload: bytes) -> Message:
         raw = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UndecodableError(f"no msgpack: {error}") from None
+    except Exception as error:  # it nests too deeply, or is of a kind that nobody foresaw
+        raise UndecodableError(f"no message: {short(error)}") from None
+    try:
+        return _message(raw)
+    except UndecodableError:
+        raise
+    except Exception as error:
+        raise UndecodableError(f"no known form: {short(error)}") from None
+
+
+def short(value: object) -> str:
+    """What a foreign value looks like, however large it is and however deep."""
+    return f"{_shortener.repr(value):.60}"
+
+
+def _message(raw: Any) -> Message:
     if isinstance(raw, Mapping):
         events, rank = raw.get("events"), next((raw[name] for name in _RANKS if name in raw), None)
     elif isinstance(raw, Sequence) and not isinstance(raw, (str, bytes)) and len(raw) >= 2:
@@ -97,9 +119,12 @@ def decode(payload: bytes) -> Message:
     for event in events:
         tag, fields = _named(event)
         if tag in FIELDS:
-            found.append(_event(tag, fields))
+            event = _event(tag, fields)
+            found.append(event)
+            if isinstance(event, Stored) and (strange := _strange(event.extra)):
+                unknown.append(f"{tag} with extra_keys {strange}")
         else:
-            unknown.append(tag)
+            unknown.append(f"{tag:.60}")
     return Message(found, rank, unknown)
 
 
@@ -110,9 +135,9 @@ def _named(event: Any) -> tuple[str, Mapping[str, Any]]:
         tag = event[0]
         fields = dict(zip(FIELDS.get(tag, ()) if isinstance(tag, str) else (), event[1:], strict=False))
     else:
-        raise UndecodableError(f"an event is {event!r:.60}")
+        raise UndecodableError(f"an event is {short(event)}")
     if not isinstance(tag, str):
-        raise UndecodableError(f"an event has no type: {event!r:.60}")
+        raise UndecodableError(f"an event has no type: {short(event)}")
     return tag, fields
 
 
@@ -123,17 +148,17 @@ def _event(tag: str, fields: Mapping[str, Any]) -> Event:
         return Cleared(medium)
     hashes = get("block_hashes")
     if not isinstance(hashes, list) or not all(isinstance(h, (int, bytes)) for h in hashes):
-        raise UndecodableError(f"{tag}: block_hashes are {hashes!r:.60}")
+        raise UndecodableError(f"{tag}: block_hashes are {short(hashes)}")
     group = _optional(tag, "group_idx", get("group_idx"), int)
     if tag == "BlockRemoved":
         return Removed(hashes, medium, group)
     parent, tokens, extra = get("parent_block_hash"), get("token_ids"), get("extra_keys")
     if parent is not None and not isinstance(parent, (int, bytes)):
-        raise UndecodableError(f"{tag}: parent_block_hash is {parent!r:.60}")
+        raise UndecodableError(f"{tag}: parent_block_hash is {short(parent)}")
     if not isinstance(tokens, list) or not all(isinstance(t, int) and 0 <= t < 1 << 32 for t in tokens):
-        raise UndecodableError(f"{tag}: token_ids are {tokens!r:.60}")
+        raise UndecodableError(f"{tag}: token_ids are {short(tokens)}")
     if extra is not None and not (isinstance(extra, list) and len(extra) == len(hashes)):
-        raise UndecodableError(f"{tag}: extra_keys are {extra!r:.60} for {len(hashes)} blocks")
+        raise UndecodableError(f"{tag}: extra_keys are {short(extra)} for {len(hashes)} blocks")
     if hashes and len(tokens) % len(hashes):
         raise UndecodableError(f"{tag}: {len(tokens)} token_ids for {len(hashes)} blocks")
     about = get("metadata")
@@ -152,7 +177,12 @@ def _event(tag: str, fields: Mapping[str, Any]) -> Event:
     )
 
 
+def _strange(extra: list[Any] | None) -> str:
+    """The first that is no list, "" when there is none."""
+    return next((short(e) for e in extra or () if e is not None and not isinstance(e, (list, tuple))), "")
+
+
 def _optional(tag: str, name: str, value: Any, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
-        raise UndecodableError(f"{tag}: {name} is {value!r:.60}")
+        raise UndecodableError(f"{tag}: {name} is {short(value)}")
     return value

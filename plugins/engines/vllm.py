@@ -33,9 +33,13 @@ class VllmDialect(Dialect):
             running=number("vllm:num_requests_running"),
             waiting=number("vllm:num_requests_waiting"),
             usage=usage,
-            blocks=int(blocks) if blocks.isdecimal() else None,
-            block_tokens=int(size) if size.isdecimal() else None,
+            blocks=_count(blocks),
+            block_tokens=_count(size),
         )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 16 else None
 
 
 @hookimpl

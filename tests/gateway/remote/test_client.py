@@ -434,3 +434,37 @@ async def test_a_fleet_that_nobody_answers_says_so():
         await fleet.connect(lambda who, why: said.append(who))
     assert said == ["r-0"]
     await fleet.close()
+
+
+class Odd(VllmDialect):
+    """Fails at pages that it did not foresee."""
+
+    broken = False
+
+    def readings(self, samples, labels):
+        if self.broken:
+            raise ValueError("cannot convert float NaN to integer")
+        return super().readings(samples, labels)
+
+
+async def test_metrics_that_cannot_be_read_cost_their_news_and_no_request(stand_in, caplog):
+    server, dialect = stand_in(), Odd()
+    server.metrics = (
+        'vllm:num_requests_running 3\nvllm:cache_config_info{num_gpu_blocks="9",block_size="4"} 1\n'
+    )
+    async with opened(server, dialect) as (client, recorder):
+        await until(lambda: recorder.frames and recorder.frames[-1].stats.running == 3)
+        dialect.broken = True
+        await until(lambda: "cannot be read" in caplog.text)
+        frames = len(recorder.frames)
+        await until(lambda: len(recorder.frames) > frames + 3)
+        client.submit(1, request())
+        await until(lambda: recorder.over(1))
+        assert client.alive and not recorder.deaths and recorder.frames[-1].stats.running == 3
+        assert caplog.text.count("cannot be read") == 1
+        dialect.broken, server.metrics = False, "vllm:num_requests_running 5\n"
+        await until(lambda: recorder.frames[-1].stats.running == 5)
+    async with opened(stand_in(), Odd()) as (client, _):
+        client._look = lambda: 1 / 0
+        await until(lambda: "a look at it failed" in caplog.text)
+        assert client.alive

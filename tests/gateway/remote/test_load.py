@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bien.core.worker.messages import WorkerStats
 from bien.gateway.remote.dialect import Readings
 from bien.gateway.remote.load import Load, parse_metrics
 from bien.plugins.engines.sglang import SglangDialect
@@ -43,3 +48,38 @@ def test_what_was_never_measured_is_nothing() -> None:
         names = ("num_requests_running", "num_requests_waiting", "num_running_reqs", "max_total_num_tokens")
         page = "".join(f"{engine}:{name} {value}\n" for name in names for value in ("NaN", "+Inf"))
         assert dialect.readings(*parse_metrics(page)) == Readings()
+
+
+numbers = st.one_of(
+    st.sampled_from(["NaN", "+Inf", "-Inf", "1e300", "1e308", "-5", "9" * 400, "x", "1e18"]),
+    st.floats().map(repr),
+    st.integers(-10, 10).map(str),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(["vllm", "sglang"]), st.integers(0, 8), numbers), max_size=12))
+def test_no_page_breaks_a_look(samples) -> None:
+    names = (
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *(
+            "num_running_reqs",
+            "num_queue_reqs",
+            "token_usage",
+            "max_total_num_tokens",
+            "max_total_num_tokens",
+        ),
+    )
+    page = "".join(f"{engine}:{(*names, 'cache_config_info')[n]} {value}\n" for engine, n, value in samples)
+    page += "".join(
+        f'vllm:cache_config_info{{num_gpu_blocks="{value}",block_size="{value}"}} 1\n'
+        for _, n, value in samples
+        if n == 8
+    )
+    for dialect in (VllmDialect(), SglangDialect()):
+        load = Load()
+        load.add(1, 100, 50, 0.0)
+        load.look(dialect.readings(*parse_metrics(page)), ours=1)
+        report = load.report(1.0)
+        assert report.running >= 0 and report.waiting >= 0 and report.queued_tokens >= 0
+        assert msgspec.convert(msgspec.to_builtins(report), WorkerStats) == report
