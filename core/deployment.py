@@ -98,6 +98,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 8000  # 0: any free port, printed
     max_inflight: int = 256  # requests admitted at a time; more get 503 with Retry-After
     drain_seconds: float = 30.0  # that answers under way get when `bien serve` is told to end
+    # Seconds for which a worker of ours may answer nothing until it is given up, and its requests are placed
+    # elsewhere; its I/O thread answers however long a step takes. 0: it is waited for without end.
+    silence_seconds: float = 10.0
     secret: str = ""  # keys the tenants' hash chains
     # Hold the index against what engines find and fall back where they part: by probes too, without any, or
     # not at all. Simulations never do.
@@ -240,6 +243,8 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     yield from _below("gateway", {"max_inflight": gateway.max_inflight}, 1)
     if not 0 <= gateway.drain_seconds < math.inf:  # written so that NaN is refused
         yield "gateway.drain_seconds", f"{gateway.drain_seconds:g} is no time; valid: 0 seconds or more"
+    if not 0 <= gateway.silence_seconds < math.inf:
+        yield "gateway.silence_seconds", f"{gateway.silence_seconds:g} is no time; valid: 0 seconds or more"
     yield from _below("host", {"memory": deployment.host.memory, "cores": deployment.host.cores}, 1)
     if not pools and not deployment.remote:
         yield "pool", "no pool; a deployment needs at least one [[pool]]"

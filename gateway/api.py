@@ -28,7 +28,7 @@ from bien.core.worker.redis_link import (
     run_script,
 )
 from bien.core.worker.redis_url import check_redis_url, masked
-from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, TieredIndex
+from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, LeasedIndex, TieredIndex
 from bien.gateway.remote.alarms import EventWatch
 from bien.gateway.remote.client import RemoteClient
 from bien.gateway.remote.dialect import Dialect, Readings
@@ -54,6 +54,7 @@ __all__ = [
     "KVIndex",
     "Keys",
     "Lease",
+    "LeasedIndex",
     "Lost",
     "Numbered",
     "Outcome",

@@ -21,7 +21,7 @@ from bien.core.deployment import GatewaySpec
 from bien.core.errors import DeploymentError, OverloadError, PluginFault, WorkerDiedError
 from bien.core.kv.hashing import tenant_key
 from bien.core.request import GenerateRequest
-from bien.core.worker.client import WorkerClient
+from bien.core.worker.client import Answering, WorkerClient
 from bien.core.worker.messages import StepFrame, WorkerInfo
 from bien.gateway.admission import Admission, Slot
 from bien.gateway.chain import PromptChains
@@ -29,7 +29,7 @@ from bien.gateway.checks import check_fits, check_parameters, context_limit
 from bien.gateway.faults import FAULTS
 from bien.gateway.feed import IndexFeed
 from bien.gateway.generation import Generation
-from bien.gateway.index import KVIndex, TieredIndex
+from bien.gateway.index import KVIndex, LeasedIndex, TieredIndex
 from bien.gateway.ledger import Ledger
 from bien.gateway.metrics import GatewayMetrics, Load, Reading, Totals
 from bien.gateway.roster import Member
@@ -75,6 +75,8 @@ class Gateway:
         self._router = router
         self._index = index
         self._tiered = index if isinstance(index, TieredIndex) else None
+        if isinstance(index, LeasedIndex):
+            index.lease_lost = self.doubt
         self._sharing = Sharing.of(index, router)
         self._puts = 0  # placements
         self._feed = IndexFeed(index, clock, self.totals)
@@ -96,7 +98,8 @@ class Gateway:
         )
         self._trial = Trial()
         self._replaced: set[asyncio.Task[None]] = set()  # clients that are being closed
-        self._joined = asyncio.Event()  # set and replaced whenever a worker joins
+        self._asked: set[asyncio.Task[None]] = set()  # workers that are asked whether they are there
+        self._joined = asyncio.Event()  # set and replaced whenever a worker can be used that could not before
         self._closed = False
         for client in workers:
             self.join(client)
@@ -105,7 +108,12 @@ class Gateway:
 
     @property
     def infos(self) -> list[WorkerInfo]:
-        """The live workers."""
+        """The workers that requests may be placed at."""
+        return [member.info for member in self._members.values() if member.usable]
+
+    @property
+    def connected(self) -> list[WorkerInfo]:
+        """And those that have been asked whether they are still there."""
         return [member.info for member in self._members.values() if member.client.alive]
 
     @property
@@ -181,6 +189,32 @@ class Gateway:
         self._feed.join(client)
         if self.verifier is not None:
             self.verifier.joined(info)
+        self._opened()
+
+    def doubt(self, worker: str) -> None:
+        """It may be gone, says somebody: no request is placed there until it has answered. One that cannot be
+        asked is not doubted; one that never answers its client gives up."""
+        member = self._members.get(worker)
+        if member is None or member.doubted or not isinstance(member.client, Answering):
+            return
+        member.doubted = True
+        log.warning("worker %s may be gone; nothing is sent there until it answers", worker)
+        task = asyncio.get_running_loop().create_task(self._ask(member, member.client))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _ask(self, member: Member, client: Answering) -> None:
+        try:
+            await client.ping()
+        except WorkerDiedError:
+            return
+        except FAULTS:
+            self.totals.faults += 1
+            log.exception("worker %s could not be asked", member.id)
+        member.doubted = False
+        self._opened()
+
+    def _opened(self) -> None:
         self._joined.set()
         self._joined = asyncio.Event()
 
@@ -248,6 +282,8 @@ class Gateway:
         if self.verifier is not None:
             await self.verifier.close()
         await self._feed.close()
+        for asked in self._asked:
+            asked.cancel()
         await asyncio.gather(*self._replaced, return_exceptions=True)
         for member in list(self._members.values()):
             self._drop(member, "the gateway is going down")

@@ -63,7 +63,7 @@ class Finder:
         while True:
             await self._clock.sleep(WATCH)
             try:
-                for client in await self._look({(i.id, i.generation) for i in gateway.infos}):
+                for client in await self._look({(i.id, i.generation) for i in gateway.connected}):
                     await self._join(gateway, client)
             except Exception:  # nobody else would find workers
                 log.exception("looking for workers failed")

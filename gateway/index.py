@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -50,6 +51,15 @@ class TieredIndex(KVIndex, Protocol):
         """Per target, blocks beyond `overlaps` that are usable if what any tier there holds counts, over all
         KV groups: what a load spares computing."""
         ...
+
+
+@runtime_checkable
+class LeasedIndex(KVIndex, Protocol):
+    """An index that sees leases end. The one that waits for it sets `lease_lost`."""
+
+    lease_lost: Callable[[str], None]
+    """Told of a worker that has joined and holds its lease no longer, while the store answers. It may be
+    hung, or the store has forgotten it: whoever is connected asks it."""
 
 
 class IndexHealth(msgspec.Struct, frozen=True):

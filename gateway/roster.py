@@ -36,9 +36,15 @@ class Member:
         self.info = client.info
         self.id = client.info.id
         self.context = context_limit(client.info)
+        self.doubted = False  # it may be gone, and has been asked: no target until it answers; by the gateway
         self.ranks = [RankLoad() for _ in range(client.info.dp_ranks)]
         self.streams: dict[int, Stream] = {}  # by rid; placed here and not ended
         self._rids = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether requests may be placed here."""
+        return self.client.alive and not self.doubted
 
     @property
     def stats(self) -> WorkerStats:

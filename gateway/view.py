@@ -49,9 +49,9 @@ class View:
 
 
 def fitting(stream: Stream, members: Iterable[Member]) -> list[Member]:
-    """The live ones that are large enough."""
+    """Those that can be used and are large enough."""
     need = stream.route.prompt_tokens + stream.route.max_tokens
-    return [m for m in members if m.client.alive and m.context >= need]
+    return [m for m in members if m.usable and m.context >= need]
 
 
 def check_decision(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bien.gateway.core import Gateway
 from bien.gateway.finder import Finder
 from bien.gateway.index import DurableIndex
 from bien.gateway.remote.fleet import RemoteFleet
-from bien.replay.processes import OnStep, Processes
+from bien.replay.processes import OnStep, Processes, connect
 
 FIND_SECONDS = 60.0  # until there must be a first worker
 Watch = Callable[[Gateway], None]  # from then on, workers that come are the gateway's
@@ -40,7 +41,10 @@ async def start_workers(
         return [], lambda gateway: None
     if isinstance(index, DurableIndex):
         starts = [msgspec.structs.replace(start, publication=index.publication) for start in starts]
-    processes = Processes(await launch(starts, lambda who, what: on_step(who, what, 0, 0)))
+    silence = composition.spec.silence_seconds
+    processes = Processes(
+        await launch(starts, lambda who, what: on_step(who, what, 0, 0)), partial(connect, silence=silence)
+    )
     opened.push_async_callback(processes.stop)
     return await processes.connect(), lambda gateway: processes.watch(gateway, on_step)
 
@@ -71,16 +75,16 @@ async def find_workers(
 ) -> tuple[list[WorkerClient], Watch]:
     """Those that publish for a deployment of the same model, wherever they run; they go on without us.
     DeploymentError: this deployment cannot find any. ResourceError: there are none."""
-    token = shared_token(composition, index)
+    token, silence = shared_token(composition, index), composition.spec.silence_seconds
     name = Path(model.name).name
 
-    async def connect(lease: Lease) -> WorkerClient:
-        return await SocketClient.connect(lease.host, lease.port, token)
+    async def reach(lease: Lease) -> WorkerClient:
+        return await SocketClient.connect(lease.host, lease.port, token, silence=silence)
 
     def wanted(info: WorkerInfo) -> bool:
         return Path(info.model).name == name and info.block_tokens == model.block_tokens
 
-    finder = Finder(index, connect, WallClock(), wanted)
+    finder = Finder(index, reach, WallClock(), wanted)
     on_step("gateway", "looking for workers", 0, 0)
     clients = await finder.first(FIND_SECONDS)
     opened.push_async_callback(finder.close)

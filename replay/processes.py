@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from bien.core.clock import Clock, WallClock
+from bien.core.errors import ResourceError
 from bien.core.worker.client import WorkerClient
 from bien.core.worker.launch import WorkerProcess
-from bien.core.worker.socket_client import SocketClient
+from bien.core.worker.socket_client import SILENCE_SECONDS, SocketClient
 
 OnStep = Callable[[str, str, int, int], None]  # who, what, done, total (0: unknown)
 WARNING = "warning"  # as who: what is said then stays to be read
@@ -19,6 +20,7 @@ BACKOFF = 1.0  # seconds before the second restart, doubled for each one after i
 LONGEST = 30.0  # most seconds before a restart: who died young may be needed, and may live now
 STEADY = 30.0  # seconds of life after which the deaths before are forgotten
 CHECK = 1.0  # seconds between looks at connections; one that is gone at two of them is made again
+REACH = 60.0  # seconds for which a process that lives is asked to take a connection, until it is ended
 GRACE = 2.0  # seconds that workers get to stop, those with ranks of their own among them
 log = logging.getLogger("bien.stack")
 
@@ -29,8 +31,9 @@ class Joins(Protocol):
     def join(self, client: WorkerClient) -> None: ...
 
 
-async def connect(worker: WorkerProcess) -> WorkerClient:
-    return await SocketClient.connect(worker.ready.host, worker.ready.port, worker.start.token)
+async def connect(worker: WorkerProcess, silence: float = SILENCE_SECONDS) -> WorkerClient:
+    ready = worker.ready
+    return await SocketClient.connect(ready.host, ready.port, worker.start.token, silence=silence)
 
 
 class Processes:
@@ -93,8 +96,8 @@ class Processes:
 
     async def _end(self, index: int, gateway: Joins) -> str:
         """Wait for the end of a process, and why it came. A lost connection to one that lives is made
-        again."""
-        worker, gone = self._workers[index], False
+        again, as soon as it answers: one that was stopped, or on a host without memory, keeps its cache."""
+        worker, gone, lost = self._workers[index], False, -1.0
         ended = asyncio.ensure_future(worker.wait())
         try:
             while True:
@@ -102,9 +105,20 @@ class Processes:
                 if ended.done():
                     return ended.result()
                 if gone and self._gone(index):
-                    log.warning("the connection to worker %r was lost; making it again", worker.start.id)
+                    now = self._clock.time()
+                    if lost < 0:
+                        lost = now
+                        log.warning("the connection to worker %r was lost; making it again", worker.start.id)
                     try:
                         await self._join(index, gateway)
+                        lost = -1.0
+                    except ResourceError as error:  # it may be hung, and may go on
+                        if self._clock.time() - lost < REACH:
+                            log.info("worker %r cannot be reached yet: %s", worker.start.id, error)
+                            continue
+                        log.error("worker %r cannot be reached: %s; it is ended", worker.start.id, error)
+                        await worker.stop(GRACE)
+                        return await ended
                     except Exception:
                         log.exception("worker %r cannot be reached; it is ended", worker.start.id)
                         await worker.stop(GRACE)

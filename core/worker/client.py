@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bien.core.request import GenerateRequest
 from bien.core.worker.messages import Snapshot, StepFrame, WorkerInfo
@@ -50,3 +50,12 @@ class WorkerClient(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A client that can ask its worker whether it is still there, whatever it computes."""
+
+    async def ping(self) -> None:
+        """Returns with the answer. WorkerDiedError: there is none any more."""
+        ...

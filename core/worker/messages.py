@@ -16,7 +16,7 @@ from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
 from bien.core.speculation.counts import DraftCounts
 
-PROTOCOL = 1
+PROTOCOL = 2
 PART_BYTES = 65536
 
 
@@ -148,11 +148,22 @@ class StepFrame(msgspec.Struct, array_like=True, tag="step"):
     unseen: int | None = None
 
 
+class Ping(msgspec.Struct, array_like=True, tag="ping"):
+    """Answered at once with a Pong of the same number, by the thread that does the worker's I/O: a step may
+    be as long as it likes."""
+
+    number: int = 0
+
+
+class Pong(msgspec.Struct, array_like=True, tag="pong"):
+    number: int = 0
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="bye"):
     """Gateway to worker: finish nothing, stop now. Worker to gateway: I stop, with the reason."""
 
     reason: str = ""
 
 
-ToWorker = Union[Join, Submit, PromptPart, Abort, SnapshotRequest, Shutdown]
-FromWorker = Union[Hello, StepFrame, Snapshot, Shutdown]
+ToWorker = Union[Join, Submit, PromptPart, Abort, SnapshotRequest, Ping, Shutdown]
+FromWorker = Union[Hello, StepFrame, Snapshot, Pong, Shutdown]

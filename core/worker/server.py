@@ -19,6 +19,8 @@ from bien.core.worker.messages import (
     FromWorker,
     Hello,
     Join,
+    Ping,
+    Pong,
     PromptPart,
     Shutdown,
     SnapshotRequest,
@@ -261,6 +263,8 @@ class _Gateway(asyncio.Protocol):
             case Abort():
                 self._assembler.drop(message.rid)
                 self._server.abort(self.client, message.rid)
+            case Ping():
+                self.send(Pong(message.number))
             case SnapshotRequest():
                 try:
                     self._server.rank(message.dp_rank).engine.snapshot(self.client)

@@ -16,6 +16,8 @@ from bien.core.worker.messages import (
     FromWorker,
     Hello,
     Join,
+    Ping,
+    Pong,
     Shutdown,
     Snapshot,
     SnapshotRequest,
@@ -27,6 +29,8 @@ from bien.core.worker.wire import WireError, frame, from_worker_reader, tune
 
 BURST = 4  # prompt parts written before other callbacks get their turn
 CLOSE_SECONDS = 1.0  # for the last frames to leave
+SILENCE_SECONDS = 10.0  # without a byte from the worker, which is asked meanwhile, until it is given up
+LOOKS = 4  # in that time
 
 
 class SocketClient(asyncio.Protocol):
@@ -35,10 +39,20 @@ class SocketClient(asyncio.Protocol):
     info: WorkerInfo
 
     @classmethod
-    async def connect(cls, host: str, port: int, token: str = "", *, timeout: float = 10.0) -> SocketClient:
-        """ResourceError: nobody listens there, or no answer in time. UserError: refused, with the reason."""
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        token: str = "",
+        *,
+        timeout: float = 10.0,
+        silence: float = SILENCE_SECONDS,
+    ) -> SocketClient:
+        """`silence`: seconds after which a worker that says nothing, and answers nothing, counts as dead; 0:
+        never. ResourceError: nobody listens there, or no answer in time. UserError: refused, with the
+        reason."""
         loop = asyncio.get_running_loop()
-        client = cls(f"{host}:{port}", token)
+        client = cls(f"{host}:{port}", token, silence)
         try:
             async with asyncio.timeout(timeout):
                 await loop.create_connection(lambda: client, host, port)
@@ -52,9 +66,10 @@ class SocketClient(asyncio.Protocol):
                 client._drop()
         return client
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, silence: float = SILENCE_SECONDS) -> None:
         self._address = address
         self._token = token
+        self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[WorkerInfo] = self._loop.create_future()
         self._reader = from_worker_reader()
@@ -67,6 +82,11 @@ class SocketClient(asyncio.Protocol):
         self._paused = False
         # By rank, each of which answers in order.
         self._snapshots: dict[int, deque[asyncio.Future[Snapshot]]] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}  # by number: what is waited for
+        self._pinged = 0  # number of the newest
+        self._heard = False  # anything since the latest look
+        self._silent = 0  # looks in a row at which nothing was heard
+        self._look: asyncio.TimerHandle | None = None
         self._reason = ""  # why the connection ended, when known before its end
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._told = False  # the listener knows of the death
@@ -87,9 +107,10 @@ class SocketClient(asyncio.Protocol):
         if not self.alive:
             return
         submit, rest = split(rid, request)
+        data = frame(submit)  # may raise: nothing has happened then
         self._parts.drop(rid)
         self._live.add(rid)
-        self._send(submit)
+        self._write(data)
         if rest:
             self._parts.add(rid, rest)
             self._pump()
@@ -107,6 +128,16 @@ class SocketClient(asyncio.Protocol):
         self._snapshots.setdefault(dp_rank, deque()).append(answer)
         self._send(SnapshotRequest(dp_rank))
         return await answer
+
+    async def ping(self) -> None:
+        if not self.alive:
+            raise WorkerDiedError(f"worker {self.info.id!r} is gone: {self._reason}")
+        number = self._ask()
+        answer = self._pings[number] = self._loop.create_future()
+        try:
+            await answer
+        finally:
+            self._pings.pop(number, None)
 
     def catch_up(self) -> None:
         """Nothing to do: the worker's clock runs by itself."""
@@ -138,6 +169,7 @@ class SocketClient(asyncio.Protocol):
         self._send(Join(PROTOCOL, self._token))
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         try:
             for message in self._reader.feed(data):
                 self._on_message(message)
@@ -157,6 +189,8 @@ class SocketClient(asyncio.Protocol):
         lost = f"connection to the worker at {self._address} was lost ({error or 'it hung up'})"
         self._reason = told or lost
         was_alive, self.alive = self.alive, False
+        if self._look is not None:
+            self._look.cancel()
         if not self._joined.done():
             refused = UserError(f"worker at {self._address} refused this gateway: {told}")
             self._joined.set_exception(refused if told else ResourceError(self._reason))
@@ -165,6 +199,9 @@ class SocketClient(asyncio.Protocol):
                 if not answer.done():
                     answer.set_exception(WorkerDiedError(self._reason))
         self._snapshots.clear()
+        for ping in self._pings.values():
+            if not ping.done():
+                ping.set_exception(WorkerDiedError(self._reason))
         if not self._gone.done():
             self._gone.set_result(None)
         if was_alive and self._listener is not None:
@@ -181,10 +218,16 @@ class SocketClient(asyncio.Protocol):
                 answers = self._snapshots.get(message.dp_rank)
                 if answers and not (answer := answers.popleft()).done():
                     answer.set_result(message)
+            case Pong():
+                ping = self._pings.get(message.number)
+                if ping is not None and not ping.done():
+                    ping.set_result(None)
             case Hello():
                 if message.protocol != PROTOCOL:
                     raise WireError(f"its protocol is {message.protocol}, ours {PROTOCOL}")
                 self.alive = True
+                if self._silence and self._look is None:
+                    self._look = self._loop.call_later(self._silence / LOOKS, self._listen)
                 if not self._joined.done():
                     self._joined.set_result(message.info)
             case Shutdown():
@@ -205,9 +248,30 @@ class SocketClient(asyncio.Protocol):
         else:
             self._listener.on_frame(self, step)
 
+    def _listen(self) -> None:
+        """Is it still there? It is given up after so many looks, not at a time: if this process stood still
+        itself, one look has passed, and what came meanwhile is read before the next."""
+        self._silent = 0 if self._heard else self._silent + 1
+        self._heard = False
+        if self._silent > LOOKS:  # at the first of these it was asked
+            self._reason = f"it has not answered for {self._silence:g} seconds"
+            self._drop()
+            return
+        if self._silent:
+            self._ask()
+        self._look = self._loop.call_later(self._silence / LOOKS, self._listen)
+
+    def _ask(self) -> int:
+        self._pinged += 1
+        self._send(Ping(self._pinged))
+        return self._pinged
+
     def _send(self, message: object) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytearray) -> None:
         assert self._transport is not None
-        self._transport.write(frame(message))
+        self._transport.write(data)
 
     def _pump(self) -> None:
         """Write prompt parts while the connection takes them, other frames passing in between."""

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from bien.core.clock import VirtualClock
+from bien.core.errors import ResourceError
 from bien.core.worker.client import WorkerClient
-from bien.replay.processes import BACKOFF, CHECK, LONGEST, STARTS, STEADY, Processes
+from bien.replay.processes import BACKOFF, CHECK, LONGEST, REACH, STARTS, STEADY, Processes
 
 CLOCK = VirtualClock()
 PAUSES = [0.0, *(min(BACKOFF * 2**n, LONGEST) for n in range(20))]
@@ -150,6 +151,37 @@ def test_a_lost_connection_is_made_again_and_who_cannot_be_reached_is_started_ag
         assert (made[1].worker is first) == listens
         await CLOCK.sleep(10 * CHECK)
         assert len(made) == 2
+        await processes.stop()
+
+    VirtualClock.run(main())
+
+
+@pytest.mark.parametrize("seconds", [30.0, 500.0])
+def test_one_that_hangs_joins_again_when_it_answers_and_is_ended_when_it_never_does(seconds: float) -> None:
+    gateway, starts = Gateway(), []
+    made: list[Client] = []
+
+    async def connect(worker: Any) -> WorkerClient:
+        if made and worker is made[0].worker and CLOCK.time() < 100.0 + seconds:
+            await CLOCK.sleep(10.0)
+            raise ResourceError("it did not answer in 10 seconds")
+        made.append(Client(worker))
+        return cast(WorkerClient, made[-1])
+
+    async def main() -> None:
+        first = Mortal([], starts)
+        processes = Processes([cast(Any, first)], connect, CLOCK)
+        await processes.connect()
+        processes.watch(gateway, lambda *_: None)
+        await CLOCK.sleep(100.0)
+        made[0].cut = True
+        await CLOCK.sleep(200.0)
+        assert gateway.seen == made[1:] and len(made) == 2
+        if seconds < REACH:
+            assert made[1].worker is first and not starts and not first.stopped
+        else:
+            assert made[1].worker is not first and first.stopped
+            assert 100.0 + REACH <= starts[0] <= 100.0 + REACH + 30.0
         await processes.stop()
 
     VirtualClock.run(main())

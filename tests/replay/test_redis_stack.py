@@ -377,6 +377,39 @@ async def test_a_killed_worker_comes_back_with_a_lease_and_nothing_of_its_former
         await stack.stop()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("silence", [1.0, 0.0])
+async def test_a_worker_that_hangs_is_no_target_until_it_answers(
+    model: Path, server: RedisProcess, silence: float
+) -> None:
+    """Given up for its silence; or, where that is waited for without end, not asked for more than it has."""
+    of = deployment(model, server.url, count=2)
+    of = msgspec.structs.replace(
+        of, gateway=msgspec.structs.replace(of.gateway, silence_seconds=silence, verify="off")
+    )
+    stack = await Stack.start(of)
+    stopped = 0
+    try:
+        before = {w.generation for w in stack.workers}
+        async with aiohttp.ClientSession() as http:
+            await asyncio.gather(*(turn(http, stack.url, prompt(n, 1)) for n in range(6)))
+            stopped = stack.workers[0].pid
+            os.kill(stopped, signal.SIGSTOP)
+            if not silence:
+                await until(lambda: len(stack.workers) == 1)
+            await asyncio.gather(*(turn(http, stack.url, prompt(n, 2)) for n in range(6, 12)))
+            assert stack.gateway.totals.deaths == (1 if silence else 0)
+            assert bool(stack.gateway.totals.replaced) == bool(silence)
+            os.kill(stopped, signal.SIGCONT)
+            await until(lambda: len(stack.workers) == 2)
+            assert {w.generation for w in stack.workers} == before, "it was not started again"
+            await asyncio.gather(*(turn(http, stack.url, prompt(n, 3)) for n in range(6, 12)))
+    finally:
+        if stopped:
+            os.kill(stopped, signal.SIGCONT)
+        await stack.close()
+
+
 def toml(path: Path, model: Path, secret: str = "shared") -> Path:
     path.write_text(
         f"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bien.core.api import Context, EventBatch, KVEvent, ResourceError
 from bien.gateway.api import (
@@ -59,6 +59,7 @@ class RedisIndex:
         self._watched: dict[str, Watched] = {}
         self._cursors: dict[str, str] = {}  # by fp: where in its stream we are; "": not known yet
         self._heals: dict[tuple[str, int], asyncio.Task[bool]] = {}  # by worker and rank
+        self.lease_lost: Callable[[str], None] = lambda worker: None  # as of a `LeasedIndex`
         self._unread = ""  # what the newest undecodable thing was
         self._unread_at = 0.0
         self._check_at = 0.0
@@ -321,7 +322,9 @@ class RedisIndex:
             if before:
                 self.lost_leases += 1
                 log.warning("worker %s has lost its lease in %s", id, self._link.name)
-                if not watched.connected:
+                if watched.connected:
+                    self.lease_lost(id)
+                else:
                     self._mirror.join(info)  # it may be gone: nothing is known of it
             watched.published = (0,) * info.dp_ranks
         elif not watched.leased:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from bien.core.clock import WallClock
 from bien.core.errors import ResourceError, UserError, WorkerDiedError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.worker import server as server_module
 from bien.core.worker.loop import EngineThread
-from bien.core.worker.messages import PROTOCOL, Join, PromptPart, Shutdown, StepFrame, Submit
+from bien.core.worker.messages import (
+    PROTOCOL,
+    Hello,
+    Join,
+    Ping,
+    Pong,
+    PromptPart,
+    Shutdown,
+    StepFrame,
+    Submit,
+)
 from bien.core.worker.server import Server
-from bien.core.worker.socket_client import SocketClient
-from bien.core.worker.wire import frame, from_worker_reader
+from bien.core.worker.socket_client import LOOKS, SocketClient
+from bien.core.worker.wire import frame, from_worker_reader, to_worker_reader
 from tests.core.worker.client_contract import ClientContract, Opened, Recorder
 from tests.core.worker.fake_engine import FakeEngine, FakeExecutor, info
 
@@ -297,3 +309,110 @@ async def test_a_death_ends_the_wait_for_a_snapshot_and_is_told_late_listeners()
         client.attach(recorder)
         await recorder.until(lambda: recorder.deaths)
         assert len(recorder.deaths) == 1
+
+
+class Mute:
+    """A worker that takes a connection, says hello and is hung: nothing is read or said any more."""
+
+    def __init__(self) -> None:
+        self.joins = 0
+        self.hung = asyncio.Event()  # clear: it answers
+        self.pings = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Mute:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        messages = to_worker_reader()
+        while data := await reader.read(65536):
+            for message in messages.feed(data):
+                if isinstance(message, Join):
+                    self.joins += 1
+                    writer.write(frame(Hello(PROTOCOL, info())))
+                elif isinstance(message, Ping):
+                    self.pings += 1
+                    if not self.hung.is_set():
+                        writer.write(frame(Pong(message.number)))
+
+
+async def test_a_worker_that_answers_nothing_is_given_up() -> None:
+    async with Mute() as worker:
+        client = await SocketClient.connect("127.0.0.1", worker.port, silence=0.2)
+        recorder = Recorder()
+        client.attach(recorder)
+        await client.ping()
+        while worker.pings < 2 * LOOKS:  # nothing else is said, and it is alive
+            await asyncio.sleep(0.01)
+        assert client.alive
+        worker.hung.set()
+        asked = asyncio.ensure_future(client.ping())
+        waiting = asyncio.ensure_future(client.snapshot())
+        await recorder.until(lambda: recorder.deaths)
+        assert recorder.deaths == ["it has not answered for 0.2 seconds"] and not client.alive
+        for gone in (asked, waiting):
+            with pytest.raises(WorkerDiedError):
+                await gone
+        with pytest.raises(WorkerDiedError):
+            await client.ping()
+        await client.close()
+
+
+async def test_one_is_waited_for_without_end_where_that_is_wanted() -> None:
+    async with Mute() as worker:
+        worker.hung.set()
+        client = await SocketClient.connect("127.0.0.1", worker.port, silence=0.0)
+        client.attach(Recorder())
+        await asyncio.sleep(0.1)
+        assert client.alive and not worker.pings
+        await client.close()
+
+
+async def test_a_gateway_that_stood_still_itself_gives_nobody_up() -> None:
+    async with Mute() as worker:
+        client = await SocketClient.connect("127.0.0.1", worker.port, silence=0.2)
+        client.attach(Recorder())
+        for _ in range(3):
+            WallClock().block(0.25)  # the loop: many looks would have been due
+            await asyncio.sleep(0)
+            assert client.alive
+        await client.close()
+
+
+async def test_a_step_may_be_as_long_as_it_likes() -> None:
+    """What computes is another thread than what answers."""
+    async with running() as worker:
+        client = await SocketClient.connect(worker.host, worker.port, TOKEN, silence=0.2)
+        recorder = Recorder()
+        client.attach(recorder)
+        held, begun = threading.Event(), threading.Event()
+        begin = worker.engine.begin
+
+        def long() -> object:
+            begun.set()
+            held.wait(20)
+            return begin()
+
+        worker.engine.begin = long  # type: ignore[method-assign, assignment]
+        client.submit(1, request(2))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        before = client._pinged
+        while client._pinged < before + 3 * LOOKS:
+            await asyncio.sleep(0.01)
+        assert client.alive and not recorder.outputs
+        held.set()
+        await recorder.finished(1)
+        assert recorder.finish(1) == "length" and not recorder.deaths
+        await client.close()
