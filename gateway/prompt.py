@@ -99,7 +99,7 @@ class Prompts:
         return ids.slice(0, self.max_context)
 
     def _encode_chat(self, chat: Chat) -> TokenIds:
-        return self.text.encode_chat(chat.messages, chat.template_kwargs)
+        return self.text.encode_chat(chat.messages, chat.template_kwargs, chat.tools)
 
     def _scored(self, ask: Ask, prompt_tokens: int) -> int:
         top = ask.scored

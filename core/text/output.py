@@ -30,6 +30,11 @@ class OutputText:
         """Whether a stop string was found."""
         return self._stop.matched is not None
 
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found."""
+        return self._stop.matched
+
     def push(self, ids: Sequence[int], *, silent_last: bool = False) -> tuple[str, int]:
         """Text that may be shown now, and how many of `ids` were used (all, unless a stop string came).
 

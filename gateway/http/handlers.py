@@ -110,7 +110,7 @@ async def _stream(
                     if not index:
                         events.headers |= _placement(outputs)
                     preface = await choices.began(index, output)
-                    data = answer.opening(index)
+                    data = answer.opening(index, choices.usage)
                     if preface.text or preface.scores:
                         data += answer.piece(index, preface.text, None, choices.usage, preface.scores)
                 piece = progress.take(output)
@@ -122,7 +122,7 @@ async def _stream(
                     break
                 await events.write(data)
         speculation = _totals(ask, progress.drafts)
-        data += answer.closing(index, progress.reason, choices.usage, speculation)
+        data += answer.closing(index, progress.reason, choices.usage, speculation, progress.stop)
         left -= 1
         if left:
             await events.write(data)
@@ -174,7 +174,7 @@ async def _whole(
                 if progress.finish is not None:
                     break
         token_ids = b"".join(ids) if ask.return_token_ids else None
-        made[index] = Choice("".join(texts), progress.reason, token_ids, scores)
+        made[index] = Choice("".join(texts), progress.reason, token_ids, scores, progress.stop)
 
     await choices.run(one)
     speculation = _totals(ask, choices.drafts)

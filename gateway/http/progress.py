@@ -88,6 +88,11 @@ class Progress:
         return self.finish
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._text.matched
+
+    @property
     def tokens(self) -> int:
         """Those that were needed so far."""
         return self._text.tokens

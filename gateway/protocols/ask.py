@@ -19,6 +19,7 @@ class Chat:
 
     messages: list[dict[str, Any]]
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None  # as OpenAI's chat has them; None: none
 
 
 @dataclass(slots=True)
@@ -98,12 +99,14 @@ class Usage(msgspec.Struct):
 @dataclass(slots=True)
 class Choice:
     """One choice of an answer that is not streamed. `token_ids` is uint32-LE bytes, None where the client
-    did not ask for ids. `scores`: the tokens' log-probabilities, None where not asked for."""
+    did not ask for ids. `scores`: the tokens' log-probabilities, None where not asked for. `stop`: the stop
+    string that ended it, None where none did."""
 
     text: str
     finish: str
     token_ids: bytes | None = None
     scores: list[Score] | None = None
+    stop: str | None = None
 
 
 class Answer(Protocol):
@@ -112,7 +115,7 @@ class Answer(Protocol):
 
     id: str
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage) -> bytes:
         """Events that come before any text of a choice."""
         ...
 
@@ -125,8 +128,15 @@ class Answer(Protocol):
         scores: list[Score] | None = None,
     ) -> bytes: ...
 
-    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
-        """The finish event of a choice."""
+    def closing(
+        self,
+        index: int,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+        stop: str | None = None,
+    ) -> bytes:
+        """The finish event of a choice. `stop`: the stop string that ended it."""
         ...
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:

@@ -108,7 +108,7 @@ class ChatAnswer:
         chunk = {**self._head, "object": "chat.completion.chunk"}
         self._events = Events(ask, chunk, b'"delta":{"content":', b"}", b'"delta":{}', chat_logprobs)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage) -> bytes:
         return self._events.raw(
             b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
             % index
@@ -124,7 +124,14 @@ class ChatAnswer:
     ) -> bytes:
         return self._events.piece(index, text, token_ids, usage, scores)
 
-    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+    def closing(
+        self,
+        index: int,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+        stop: str | None = None,
+    ) -> bytes:
         return self._events.closing(index, finish, usage, speculation)
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:

@@ -61,7 +61,7 @@ class CompletionAnswer:
         self._head = {"id": id, "object": "text_completion", "created": created, "model": ask.model}
         self._events = Events(ask, self._head, b'"text":', b"", b'"text":""', completion_logprobs)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage) -> bytes:
         return b""
 
     def piece(
@@ -74,7 +74,14 @@ class CompletionAnswer:
     ) -> bytes:
         return self._events.piece(index, text, token_ids, usage, scores)
 
-    def closing(self, index: int, finish: str, usage: Usage, speculation: Speculation | None = None) -> bytes:
+    def closing(
+        self,
+        index: int,
+        finish: str,
+        usage: Usage,
+        speculation: Speculation | None = None,
+        stop: str | None = None,
+    ) -> bytes:
         return self._events.closing(index, finish, usage, speculation)
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
