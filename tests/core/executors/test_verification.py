@@ -58,7 +58,7 @@ class _Few:
 
     def draw(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         best = logits.topk(4, dim=-1, sorted=False)
-        values = best.values * 0.6
+        values = best.values * torch.tensor([1.6, 0.4, 1.2, 0.9]).to(logits)
         if self.dense:
             whole = torch.full_like(logits, float("-inf"))
             return self.inner.draw(whole.scatter(1, best.indices, values))
@@ -115,9 +115,9 @@ def law(folder: Path, sampling: SamplingParams, length: int) -> dict[tuple[int, 
 )
 def test_the_law_of_texts_is_the_targets(folder: Path, rule: str, noise: str, kind: str, total: int) -> None:
     """Many seeds over several rounds, of which every second one verifies a part of what was drafted."""
-    sampling = SamplingParams(temperature=1.5, top_k=3)
+    sampling = SamplingParams(temperature=4.0, top_k=3)
     if kind == "penalties":
-        sampling = msgspec.structs.replace(sampling, presence_penalty=0.4)
+        sampling = msgspec.structs.replace(sampling, presence_penalty=2.0)
     exact = law(folder, sampling, 3)
     counts: Counter[tuple[int, ...]] = Counter()
     many = min(total, 150)
@@ -143,8 +143,8 @@ def test_the_law_of_texts_is_the_targets(folder: Path, rule: str, noise: str, ki
     pairs.append((total - sum(n for n, _ in pairs), total - sum(e for _, e in pairs)))
     distance = sum((n - e) ** 2 / e for n, e in pairs)
     freedom = len(pairs) - 1
-    assert distance < freedom + 4 * (2 * freedom) ** 0.5, f"chi-square {distance:.1f} of {freedom}"
-    assert 0.5 < driver.taken / driver.drafted < 0.9
+    assert distance < freedom + 3 * (2 * freedom) ** 0.5, f"chi-square {distance:.1f} of {freedom}"
+    assert 0.3 < driver.taken / driver.drafted < 0.9
 
 
 @pytest.mark.parametrize(("rule", "noise"), RULES)
