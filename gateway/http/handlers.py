@@ -137,7 +137,7 @@ async def _stream(
     except Exception as error:
         if not events.begun or isinstance(error, ConnectionResetError):
             raise
-        return await events.end(errors.event(error))
+        return await events.end(answer.failed(errors.refusal(error)))
 
 
 async def _whole(

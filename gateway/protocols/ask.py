@@ -10,6 +10,7 @@ import msgspec
 from bien.core.request import TokenIds
 from bien.core.speculation.counts import DraftCounts
 from bien.gateway.protocols.acceptance import Speculation
+from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score
 
 
@@ -142,6 +143,10 @@ class Answer(Protocol):
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
         """Behind all choices: an event with usage, and with what drafting did, where asked for; the end
         mark."""
+        ...
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The last event of a stream that cannot go on."""
         ...
 
     def whole(

@@ -12,6 +12,7 @@ from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Chat, Choice, Usage
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
+from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score, chat_logprobs
 
 
@@ -136,6 +137,9 @@ class ChatAnswer:
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
         return self._events.end(usage, drafts)
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return refusal.event()
 
     def whole(
         self,

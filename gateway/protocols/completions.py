@@ -20,6 +20,7 @@ from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Choice, Usage
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, token_ids, token_ids_b64, top_count
+from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score, completion_logprobs
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -86,6 +87,9 @@ class CompletionAnswer:
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
         return self._events.end(usage, drafts)
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return refusal.event()
 
     def whole(
         self,

@@ -12,7 +12,7 @@ import pytest
 from bien.core.errors import UserError
 from bien.core.text.model import TextModel
 from bien.core.text.template import ChatTemplate
-from bien.gateway.http.errors import describe
+from bien.gateway.http.errors import refusal
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -283,8 +283,8 @@ async def test_what_a_refusal_quotes_may_be_of_any_bytes(start: Any) -> None:
         assert status == 404 and answer["error"]["message"]
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: text/\xff\r\n"
     assert (await raw(server, head, b"{}"))[0] == 415
-    status, body = describe(UserError("no \udcff here"))
-    assert status == 400 and "udcff" in json.loads(body)["error"]["message"]
+    found = refusal(UserError("no \udcff here"))
+    assert found.status == 400 and "udcff" in json.loads(found.openai())["error"]["message"]
 
 
 @pytest.mark.parametrize(
