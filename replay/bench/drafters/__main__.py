@@ -90,8 +90,8 @@ def engine(found: Study, held: Tensor, budget: Budget) -> None:
                 lengths = []
                 for spec in WAYS.values():
                     chosen = selection(found, drafter, Path(name), sampled=sampled)
-                    counts = serve(Path(name) / "target", chosen, spec, contexts, 4 * budget.rounds).counts
-                    lengths.append(f"{counts.acceptance_length:22.2f}")
+                    served = serve(Path(name) / "target", chosen, spec, contexts, 4 * budget.rounds)
+                    lengths.append(f"{served.length:22.2f}")
                 kind = "drawn" if sampled else "likeliest"
                 print(f"{drafter:24}" + "".join(lengths), f" {kind}", flush=True)
 

@@ -20,6 +20,12 @@ class Served:
     texts: list[list[int]]  # of the requests, in order
     counts: SourceCounts  # of all rounds
 
+    @property
+    def length(self) -> float:
+        """Tokens that a round of a whole block gains: the end of a text cuts the drafts of the last one."""
+        pairs = zip(self.counts.accepted_at, self.counts.drafted_at, strict=True)
+        return 1 + sum(accepted / drafted for accepted, drafted in pairs)
+
 
 def serve(
     folder: Path,
