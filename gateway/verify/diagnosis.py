@@ -9,6 +9,9 @@ finds is no matter of the index, what events call it none of the engine's cache.
     salt        all is well without a tenant, or of all tenants but one
     staleness   the engine finds it, and no event came, or the index did not take it; or a restart
     eviction    all is well with what is new; of what was there before, less is found than was claimed
+
+None of these is an engine that finds less, or more, of what it has just computed, and by no size of blocks.
+That is no fault of the index, and called `engine`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from bien.gateway.verify.canary import Sighting
 from bien.gateway.verify.tap import Names
 from bien.gateway.verify.window import Comparison, share
 
-MOST, SAME = 0.5, 0.9  # shares of comparisons
+MOST, SAME, FEW = 0.5, 0.9, 0.1  # shares of comparisons
 SEVERAL, VARIED = 8, 3  # comparisons, and numbers among them, from which a common divisor says something
 
 
@@ -35,7 +38,7 @@ class Evidence:
     gap: str = ""  # numbers of events that are missing, in words
     restart: str = ""  # a restart that the index was not told of, in words
     names: Names | None = None  # what events call the blocks of late prompts
-    plain: Sequence[Sighting] = ()  # without a tenant, longest last
+    plain: Sequence[Sighting] = ()  # without a tenant, in the order in which they were sent
     spaced: Sighting | None = None  # in the namespace of whom it is wrong for
 
 
@@ -46,7 +49,9 @@ def name_cause(evidence: Evidence) -> tuple[str, str]:
     plain, spaced = evidence.plain, evidence.spaced
     if plain and (found := _engine(plain) or _names(plain[0])) is not None:
         return found
-    if plain and spaced is not None and not spaced.right:
+    if plain and (why := _odd(plain)):
+        return "engine", why
+    if spaced is not None and not spaced.right and _plain_right(evidence):
         if _short(spaced) and evidence.gap:
             return "staleness", evidence.gap
         return "salt", (
@@ -80,12 +85,38 @@ def _engine(sightings: Sequence[Sighting]) -> tuple[str, str] | None:
         return "eviction", f"the index claims {first.claimed} tokens of a probe, and the engine kept none"
     if first.second % first.block and _short(first):
         return "block size", f"the engine finds {first.second} tokens, no multiple of {first.block}"
-    if first.whole - first.second < first.block or len(sightings) < 2:
-        return None  # one alone does not tell larger blocks from an end that is left out
-    size = _size([(one.sent, one.second) for one in sightings], first.block)
+    size = larger_blocks(sightings)
     if size is None:
         return None
     return "block size", f"the engine finds multiples of {size} tokens; those of the index are {first.block}"
+
+
+def larger_blocks(sightings: Sequence[Sighting]) -> int | None:
+    """The size of the engine's blocks, as these probes of several lengths suggest it; None: they do not."""
+    first = sightings[0]
+    if first.whole - first.second < first.block or len(sightings) < 2:
+        return None  # one alone does not tell larger blocks from an end that is left out
+    return _size([(one.sent, one.second) for one in sightings], first.block)
+
+
+def _plain_right(evidence: Evidence) -> bool:
+    """Is all well without a tenant: with probes, and with what was sent?"""
+    sent = [one for one in evidence.comparisons if not one.space.named]
+    if sum(one.off != 0 for one in sent) > max(1, FEW * len(sent)):
+        return False
+    return bool(evidence.plain) and all(one.right for one in evidence.plain)
+
+
+def _odd(sightings: Sequence[Sighting]) -> str:
+    """Does the engine find something else of each probe than was computed for it?"""
+    off = [one.whole - one.second for one in sightings]
+    if len(off) < 2 or min(one.second for one in sightings) < 0:
+        return ""
+    if not (min(off) > sightings[0].block or max(off) < -sightings[0].block):
+        return ""
+    sent = " and ".join(str(one.whole) for one in sightings)
+    found = " and ".join(str(one.second) for one in sightings)
+    return f"of {sent} tokens in whole blocks that it has just computed the engine finds {found}"
 
 
 def _names(sighting: Sighting) -> tuple[str, str] | None:
@@ -93,7 +124,7 @@ def _names(sighting: Sighting) -> tuple[str, str] | None:
     if not _short(sighting):
         return None
     known = min(sighting.claimed // sighting.block, sighting.named)
-    found = sighting.second // sighting.block
+    found = min(sighting.second, sighting.whole) // sighting.block
     if sighting.named >= found:
         has = sighting.claimed // sighting.block
         return "staleness", f"events told of all {found} blocks of a probe, and the index has {has}"
@@ -160,7 +191,7 @@ def _common(comparisons: Sequence[Comparison]) -> int:
 
 def _short(sighting: Sighting) -> bool:
     """The index claims less of it than the engine found, by a block or more."""
-    return sighting.second - sighting.claimed >= sighting.block
+    return min(sighting.second, sighting.whole) - sighting.claimed >= sighting.block
 
 
 def _size(found: Sequence[tuple[int, int]], block: int = 0) -> int | None:

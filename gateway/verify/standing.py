@@ -21,7 +21,7 @@ class Mode(IntEnum):
     STICKY = 2  # the session's last placement, and nothing else
 
 
-CAUSES = ("hash", "block size", "template", "salt", "staleness", "eviction", "unknown")
+CAUSES = ("hash", "block size", "template", "salt", "staleness", "eviction", "engine", "unknown")
 
 
 class Standing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from bien.core.worker.messages import WorkerInfo, WorkerStats
 from bien.gateway.index import KVIndex
 from bien.gateway.routing import RouteRequest, Target, cached_tokens
 from bien.gateway.verify.canary import BLOCKS, FEWER, MORE, Canary, Send, Sighting
-from bien.gateway.verify.diagnosis import Evidence, name_cause
+from bien.gateway.verify.diagnosis import Evidence, larger_blocks, name_cause
 from bien.gateway.verify.history import Homes, Routed
 from bien.gateway.verify.noise import excuse
 from bien.gateway.verify.options import VerifyOptions
@@ -297,19 +298,28 @@ class Verifier:
         return None
 
     async def _find(self, standing: Standing, evidence: Evidence, rank: int) -> tuple[str, str]:
-        if self.options.probe:
-            plain = [await self._sight(standing, self._plain, dp_rank=rank)]
-            if (one := plain[0]) is not None and 0 <= one.second <= one.whole - one.block:
-                blocks = FEWER if one.second else MORE
-                plain.append(await self._sight(standing, self._plain, blocks, rank))
-            evidence.plain = [one for one in plain if one is not None]
-            if evidence.spaced is None:
-                suspect = standing.window.suspect
-                named = suspect is not None and suspect.named
-                space = suspect if suspect and named else self._own
-                evidence.spaced = await self._sight(standing, space, dp_rank=rank)
-            evidence.gap = evidence.gap or standing.taps[rank].gap
+        if not self.options.probe:
+            return name_cause(evidence)
+        block, space = standing.info.block_tokens, self._own
+        plain = await self._add(standing, evidence, BLOCKS, rank)
+        off = 0 if plain is None or plain.second < 0 else plain.whole - plain.second
+        if plain is not None and (off >= block or off < -block):
+            await self._add(standing, evidence, FEWER if plain.second else MORE, rank)
+            if size := larger_blocks(evidence.plain):  # of so many tokens all are found then
+                await self._add(standing, evidence, math.lcm(size, block) // block, rank)
+        if evidence.spaced is None:
+            if (suspect := standing.window.suspect) is not None and suspect.named:
+                space = suspect
+            evidence.spaced = await self._sight(standing, space, dp_rank=rank)
+        evidence.gap = evidence.gap or standing.taps[rank].gap
         return name_cause(evidence)
+
+    async def _add(self, standing: Standing, evidence: Evidence, blocks: int, rank: int) -> Sighting | None:
+        """One more probe without a tenant."""
+        sighting = await self._sight(standing, self._plain, blocks, rank)
+        if sighting is not None:
+            evidence.plain = [*evidence.plain, sighting]
+        return sighting
 
     async def _sight(
         self, standing: Standing, space: Space, blocks: int = BLOCKS, dp_rank: int = 0

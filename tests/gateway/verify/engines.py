@@ -133,6 +133,17 @@ class LargerBlocks(Cacher):
         return hit // (4 * BLOCK) * (4 * BLOCK) if self.lying else hit
 
 
+class Finds(Cacher):
+    """It finds something else than it has cached: `less` of these blocks, or a share of the tokens."""
+
+    def __init__(self, id: str, less: int = 0, share: float = 1.0) -> None:
+        super().__init__(id)
+        self.less, self.share = less, share
+
+    def found(self, hit: int) -> int:
+        return max(0, int(hit * self.share) - self.less * BLOCK) if self.lying and hit else hit
+
+
 class OtherBlocks(Cacher):
     """Its blocks, and their names, are of another size."""
 

@@ -10,13 +10,17 @@ from typing import NamedTuple
 import pytest
 
 from bien.core.clock import VirtualClock
+from bien.gateway.verify.canary import Sighting
+from bien.gateway.verify.diagnosis import Evidence, name_cause
 from bien.gateway.verify.options import VerifyOptions
 from bien.gateway.verify.standing import Mode, Standing
 from bien.gateway.verify.verifier import Verifier
+from bien.gateway.verify.window import Comparison, Space
 from tests.gateway.verify import engines as e
 from tests.gateway.verify.traffic import make, run
 
 CLOCK = VirtualClock()
+BLOCK = e.BLOCK
 IDS = ("w0", "w1", "w2")
 
 
@@ -91,6 +95,49 @@ def test_a_canary_shows_it_before_any_request(name: str) -> None:
         await gateway.close()
 
     VirtualClock.run(main())
+
+
+ODD = {
+    **{f"{n} blocks less": (lambda id, n=n: e.Finds(id, n)) for n in (2, 3, 4, 8, 12)},
+    "half": lambda id: e.Finds(id, share=0.5),
+    "a third": lambda id: e.Finds(id, share=0.34),
+    "six blocks more": lambda id: e.Finds(id, -6),
+}
+
+
+@pytest.mark.parametrize("canary", [True, False])
+@pytest.mark.parametrize("tenants", [("",), ("", "a", "b", "c")], ids=["alone", "tenants"])
+@pytest.mark.parametrize("name", ODD)
+def test_an_engine_that_finds_something_else_is_no_fault_of_an_index(
+    name: str, tenants: tuple[str, ...], canary: bool
+) -> None:
+    async def main() -> None:
+        gateway = make([ODD[name](id) for id in IDS], VerifyOptions(canary=canary))
+        await run(gateway, 24, tenants=tenants)
+        standings = fallen(gateway.verifier)
+        assert standings or "more" in name and not canary  # which is excused: it costs nobody anything
+        assert {standing.cause for standing in standings} <= {"engine"}
+        assert all("has just computed the engine finds" in standing.why for standing in standings)
+        await gateway.close()
+
+    VirtualClock.run(main())
+
+
+@pytest.mark.parametrize(("wrong", "cause"), [(0, "salt"), (1, "salt"), (2, "staleness"), (8, "staleness")])
+def test_it_is_no_salt_where_requests_without_one_are_wrong(wrong: int, cause: str) -> None:
+    """Names that are wrong by chance make one probe wrong and another one right."""
+    plain, other = Space(b"p", False), Space(b"t", True)
+    sent = [Comparison(0.0, 0, 40, -40 if i < wrong else 0, 50, 50, plain) for i in range(8)]
+    sent += [Comparison(0.0, 0, 40, -40, 50, 50, other)] * 8
+    right = Sighting(31, BLOCK, 0, 28, 31, 28, 7, 0, 0)
+    spaced = right._replace(claimed=4)
+    assert name_cause(Evidence(BLOCK, sent, plain=[right], spaced=spaced))[0] == cause
+
+
+def test_one_probe_that_is_wrong_is_no_salt_either() -> None:
+    right = Sighting(31, BLOCK, 0, 28, 31, 28, 7, 0, 0)
+    for plain in ([right._replace(second=8)], [right._replace(second=8), right]):
+        assert name_cause(Evidence(BLOCK, plain=plain, spaced=right._replace(second=8)))[0] != "salt"
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
