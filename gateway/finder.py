@@ -17,6 +17,7 @@ from bien.gateway.index import DurableIndex
 PAUSE = 0.5  # seconds between looks until there is a worker, and before one is tried again
 WATCH = 1.0  # between looks for more
 BACKOFF = 30.0  # the longest pause before the same worker is tried again
+PATIENCE = 1.0  # seconds that a look waits for workers that do not answer; the next one finds them
 log = logging.getLogger("bien.gateway")
 
 
@@ -35,6 +36,7 @@ class Finder:
         self._clock = clock
         self._wanted = wanted
         self._tried: dict[tuple[str, str], tuple[float, float]] = {}  # (id, generation) -> next try, pause
+        self._reaching: dict[tuple[str, str], asyncio.Task[WorkerClient | None]] = {}
         self._why = ""  # of the newest connection that failed
         self._task: asyncio.Task[None] | None = None
 
@@ -58,6 +60,12 @@ class Finder:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        tasks, self._reaching = list(self._reaching.values()), {}
+        for task in tasks:
+            task.cancel()
+        for client in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(client, BaseException) and client is not None:
+                await client.close()
 
     async def _watch(self, gateway: Gateway) -> None:
         while True:
@@ -87,15 +95,30 @@ class Finder:
             if (key := (lease.info.id, lease.info.generation)) not in known
             and self._tried.get(key, (0.0, 0.0))[0] <= now
         ]
-        found = await asyncio.gather(*(self._reach(lease) for lease in due))
+        for lease in due:
+            key = lease.info.id, lease.info.generation
+            if key not in self._reaching:
+                self._reaching[key] = asyncio.create_task(self._reach(lease))
+        if self._reaching:
+            await asyncio.wait(self._reaching.values(), timeout=PATIENCE)
+        over = [key for key, task in self._reaching.items() if task.done()]
+        found = [self._reaching.pop(key).result() for key in over]
         return [client for client in found if client is not None]
 
     async def _reach(self, lease: Lease) -> WorkerClient | None:
+        """None: it is not there, or not the one that the lease names. Raises nothing: there are others."""
         key = lease.info.id, lease.info.generation
         try:
             client = await self._connect(lease)
+            if (client.info.id, client.info.generation) != key:
+                await client.close()
+                raise BienError(f"its lease leads to worker {client.info.id!r} of another life or name")
         except BienError as error:
             self._failed(key, error)
+            return None
+        except Exception as error:
+            log.exception("worker %s cannot be reached", key[0])
+            self._failed(key, BienError(f"{type(error).__name__}: {error}"))
             return None
         self._tried.pop(key, None)
         return client

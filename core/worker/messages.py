@@ -16,7 +16,7 @@ from bien.core.logprobs import TokenLogprobs
 from bien.core.request import GenerateRequest
 from bien.core.speculation.counts import DraftCounts
 
-PROTOCOL = 2
+PROTOCOL = 3
 PART_BYTES = 65536
 
 
@@ -94,10 +94,24 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
 
 class Join(msgspec.Struct, array_like=True, tag="join"):
-    """A gateway's first frame. Answered with Hello, or, wrong protocol number or token, with Shutdown."""
+    """A gateway's first frame. Answered with Challenge, or, wrong protocol number, with Shutdown."""
 
     protocol: int
-    token: str = ""
+    nonce: str = ""  # see handshake.py; before protocol 3 a token stood here
+
+
+class Challenge(msgspec.Struct, array_like=True, tag="challenge"):
+    """That the worker knows the token. Answered with Proof, or, where it does not, with Shutdown."""
+
+    protocol: int
+    nonce: str
+    proof: str
+
+
+class Proof(msgspec.Struct, array_like=True, tag="proof"):
+    """That the gateway knows the token. Answered with Hello, or, where it does not, with Shutdown."""
+
+    proof: str
 
 
 class Hello(msgspec.Struct, array_like=True, tag="hello"):
@@ -165,5 +179,5 @@ class Shutdown(msgspec.Struct, array_like=True, tag="bye"):
     reason: str = ""
 
 
-ToWorker = Union[Join, Submit, PromptPart, Abort, SnapshotRequest, Ping, Shutdown]
-FromWorker = Union[Hello, StepFrame, Snapshot, Pong, Shutdown]
+ToWorker = Union[Join, Proof, Submit, PromptPart, Abort, SnapshotRequest, Ping, Shutdown]
+FromWorker = Union[Challenge, Hello, StepFrame, Snapshot, Pong, Shutdown]

@@ -11,7 +11,8 @@ of a fingerprint lie in one slot of a cluster:
 - `bien:fps`                 sorted set of fingerprints, the same
 
 Of a worker only the worker itself writes: it goes on while gateways come and go, and there is one writer to
-fence. A lease holds no token: who may join a worker derives it from the deployment's secret.
+fence. A lease holds no token: who may join a worker derives it from the deployment's secret, and shows that
+it can (handshake.py) without sending it to whoever wrote the lease.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from bien.core.worker.messages import Snapshot, WorkerInfo
 VERSION = 1
 FIELD = b"d"  # of a stream entry
 OPS = ("stored", "removed", "cleared")
+MAX_RANKS = 1024  # of one worker: each costs whoever reads its lease something
+MAX_INFO = 64 << 10  # bytes of what a lease says of its worker
+# What a decoder raises of bytes that others wrote: nesting too deep for it is none of its own errors.
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,11 +169,17 @@ def read_lease(fields: Mapping[bytes, bytes]) -> Lease:
         if (version := int(fields[b"v"])) != VERSION:
             raise DecodingError(f"a lease of version {version}; valid: {VERSION}")
         host, _, port = fields[b"endpoint"].decode().rpartition(":")
+        if len(fields[b"info"]) > MAX_INFO:
+            raise DecodingError(f"a lease with {len(fields[b'info'])} bytes of info; valid: up to {MAX_INFO}")
         info = msgspec.convert(_by_position(msgspec.json.decode(fields[b"info"])), WorkerInfo)
         if info.generation != fields[b"generation"].decode():
             raise DecodingError("a lease of two generations")
+        if not 1 <= info.dp_ranks <= MAX_RANKS:
+            raise DecodingError(f"a lease with {info.dp_ranks} dp_ranks; valid: 1 to {MAX_RANKS}")
+        if not host or not 0 < int(port) < 65536:
+            raise DecodingError(f"a lease whose endpoint is {host:.40}:{port:.10}; valid: host:port")
         return Lease(info, host, int(port), read_seqs([fields[n.encode()] for n in seq_fields(info)]))
-    except (KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+    except (KeyError, AttributeError, *UNREADABLE) as error:
         raise DecodingError(f"a lease that cannot be read: {error!r}") from None
 
 
@@ -197,10 +208,10 @@ def read_batches(entry: Entry, groups: int) -> list[EventBatch]:
     """Its batches, for a worker of so many KV groups. DecodingError."""
     try:
         stored = _batches.decode(entry.batches)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise DecodingError(f"batches of worker {entry.worker!r} that cannot be read: {error}") from None
     numbers = [batch.seq for batch in stored]
-    if numbers != list(range(entry.first, entry.last + 1)):
+    if entry.last - entry.first >= len(numbers) or numbers != list(range(entry.first, entry.last + 1)):
         raise DecodingError(f"an entry of worker {entry.worker!r} holds other batches than it says")
     return [
         EventBatch(entry.worker, entry.dp_rank, entry.generation, b.seq, _events(b.events, groups))
@@ -223,8 +234,8 @@ def read_snapshot(data: bytes, groups: int) -> tuple[Snapshot, str]:
 
 
 def join_token(secret: str, namespace: str) -> str:
-    """What a gateway shows when it joins a worker that it has not started: both derive it from the secret of
-    their deployment, and nothing that is published gives it away."""
+    """What a gateway and a worker that it has not started prove to each other: both derive it from the secret
+    of their deployment, and nothing that is published or sent gives it away."""
     text = f"bien worker token\0{namespace}".encode()
     return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
 
@@ -232,7 +243,7 @@ def join_token(secret: str, namespace: str) -> str:
 def _checked(decoder: Any, data: bytes, what: str) -> Any:
     try:
         found = decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise DecodingError(f"{what} that cannot be read: {error}") from None
     if found.v != VERSION:
         raise DecodingError(f"{what} of version {found.v}; valid: {VERSION}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from typing import TYPE_CHECKING, cast
 
@@ -12,16 +11,19 @@ from bien.core.kv.events import KVEvent
 from bien.core.report import StepReport
 from bien.core.request import GenerateRequest
 from bien.core.worker.engine_rank import STOPPED, EngineRank
+from bien.core.worker.handshake import Meeting, new_nonce, proof, proves
 from bien.core.worker.mapping import RequestMap, duplicate, error_output
 from bien.core.worker.messages import (
     PROTOCOL,
     Abort,
+    Challenge,
     FromWorker,
     Hello,
     Join,
     Ping,
     Pong,
     PromptPart,
+    Proof,
     Shutdown,
     SnapshotRequest,
     StepFrame,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 PUBLISHER = 0  # in place of a gateway's number
 JOIN_SECONDS = 10.0  # how long a peer may take to say who it is
+OTHER_SECRET = "gateway.secret, or the index's namespace, is another one there"
 MAX_UNSENT = 512 << 20  # bytes waiting for a gateway that does not read; more: it is dropped
 log = logging.getLogger("bien.worker")
 
@@ -51,6 +54,7 @@ class Server:
         self.ranks = [EngineRank(info, number, self) for number in range(info.dp_ranks)]
         self.publisher: Publisher | None = None  # set by `run`, where the worker publishes
         self._token = token
+        self._address = ""  # as it is announced
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Server | None = None
         self._gateways: dict[int, _Gateway] = {}  # those that have joined
@@ -69,6 +73,7 @@ class Server:
                 f"valid: an address of this machine and a free port, or port 0 for any free one"
             ) from None
         address = self._listening.sockets[0].getsockname()
+        self._address = f"{address[0]}:{address[1]}"
         return address[0], address[1]
 
     def stop(self, reason: str) -> None:
@@ -90,12 +95,18 @@ class Server:
 
     # What gateways ask for.
 
-    def join(self, gateway: _Gateway, message: Join) -> None:
-        """WireError: another protocol, or the wrong token."""
+    def challenge(self, gateway: _Gateway, message: Join) -> Meeting:
+        """Prove that this is the worker. WireError: another protocol."""
         if message.protocol != PROTOCOL:
             raise WireError(f"protocol {message.protocol} is not spoken here; valid: {PROTOCOL}")
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
-            raise WireError("wrong token")
+        meeting = Meeting(self._address, message.nonce, new_nonce())
+        gateway.send(Challenge(PROTOCOL, meeting.worker, proof("worker", self._token, meeting)))
+        return meeting
+
+    def join(self, gateway: _Gateway, meeting: Meeting, message: Proof) -> None:
+        """WireError: it does not know the token."""
+        if not proves(message.proof, "gateway", self._token, meeting):
+            raise WireError(f"wrong proof: {OTHER_SECRET}")
         self._count += 1
         gateway.client = self._count
         self._gateways[gateway.client] = gateway
@@ -199,6 +210,7 @@ class _Gateway(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self.client = 0  # number of the gateway once it has joined
         self._server = server
+        self._meeting: Meeting | None = None  # once it has been asked for its proof
         self._reader = to_worker_reader()
         self._assembler = Assembler()
         self._refused = False
@@ -235,18 +247,17 @@ class _Gateway(asyncio.Protocol):
     def refuse(self, reason: str) -> None:
         """Close the connection, with the reason as its last frame."""
         if not self._refused:
-            log.info("connection of gateway %d closed: %s", self.client, reason)
+            who = f"gateway {self.client}" if self.client else f"somebody at {self._peer}, not joined,"
+            log.log(
+                logging.INFO if self.client else logging.WARNING, "connection of %s closed: %s", who, reason
+            )
             self.send(Shutdown(reason))
             self._refused = True
             self._transport.close()
 
     def _on_message(self, message: ToWorker) -> None:
         if not self.client:
-            if not isinstance(message, Join):
-                raise WireError("the first frame must be a join")
-            self._server.join(self, message)
-            self._deadline.cancel()
-            self._reader.limit = MAX_TO_WORKER
+            self._introduce(message)
             return
         match message:
             case Submit() if message.rid in self._assembler:
@@ -272,5 +283,25 @@ class _Gateway(asyncio.Protocol):
                     raise WireError(str(error)) from None
             case Shutdown():
                 self._server.stop(message.reason or "a gateway asked for it")
-            case Join():
+            case Join() | Proof():
                 raise WireError("joined already")
+
+    def _introduce(self, message: ToWorker) -> None:
+        match message:
+            case Join() if self._meeting is None:
+                self._meeting = self._server.challenge(self, message)
+            case Proof() if self._meeting is not None:
+                self._server.join(self, self._meeting, message)
+                self._deadline.cancel()
+                self._reader.limit = MAX_TO_WORKER
+            case Shutdown() if self._meeting is not None:
+                self.refuse(f"it does not take this for the worker that it looked for: {OTHER_SECRET}")
+            case _ if self._meeting is None:
+                raise WireError("the first frame must be a join")
+            case _:
+                raise WireError("a proof must follow the join")
+
+    @property
+    def _peer(self) -> str:
+        address = self._transport.get_extra_info("peername") or ("an unknown address",)
+        return ":".join(map(str, address[:2]))

@@ -9,15 +9,18 @@ from typing import cast
 from bien.core.errors import ResourceError, UserError, WorkerDiedError
 from bien.core.request import GenerateRequest
 from bien.core.worker.client import WorkerListener
+from bien.core.worker.handshake import Meeting, new_nonce, proof, proves
 from bien.core.worker.messages import (
     PART_BYTES,
     PROTOCOL,
     Abort,
+    Challenge,
     FromWorker,
     Hello,
     Join,
     Ping,
     Pong,
+    Proof,
     Shutdown,
     Snapshot,
     SnapshotRequest,
@@ -25,9 +28,17 @@ from bien.core.worker.messages import (
     WorkerInfo,
 )
 from bien.core.worker.parts import PartQueue, split
-from bien.core.worker.wire import WireError, frame, from_worker_reader, tune
+from bien.core.worker.wire import (
+    MAX_FROM_WORKER,
+    MAX_JOIN,
+    WireError,
+    frame,
+    from_worker_reader,
+    tune,
+)
 
 BURST = 4  # prompt parts written before other callbacks get their turn
+MAX_REASON = 500  # characters from who has not proved itself
 CLOSE_SECONDS = 1.0  # for the last frames to leave
 SILENCE_SECONDS = 10.0  # without a byte from the worker, which is asked meanwhile, until it is given up
 LOOKS = 4  # in that time
@@ -49,8 +60,9 @@ class SocketClient(asyncio.Protocol):
         silence: float = SILENCE_SECONDS,
     ) -> SocketClient:
         """`silence`: seconds after which a worker that says nothing, and answers nothing, counts as dead; 0:
-        never. ResourceError: nobody listens there, or no answer in time. UserError: refused, with the
-        reason."""
+        never. `host` and `port` as the worker has announced them: they are part of what is proved. UserError:
+        refused, with the reason, or who answers there does not know the token, and gets nothing.
+        ResourceError: nobody listens there, or no answer in time."""
         loop = asyncio.get_running_loop()
         client = cls(f"{host}:{port}", token, silence)
         try:
@@ -61,6 +73,8 @@ class SocketClient(asyncio.Protocol):
             raise ResourceError(f"worker at {host}:{port} did not answer in {timeout:g} seconds") from None
         except OSError as error:
             raise ResourceError(f"no worker at {host}:{port}: {error.strerror or error}") from None
+        except (ValueError, OverflowError) as error:
+            raise ResourceError(f"no worker at {host!r:.80}:{port}, which is no address: {error}") from None
         finally:
             if not client.alive:
                 client._drop()
@@ -72,7 +86,11 @@ class SocketClient(asyncio.Protocol):
         self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[WorkerInfo] = self._loop.create_future()
+        self._nonce = new_nonce()
+        self._proved = False  # that it is the worker
+        self._refusal: UserError | None = None  # why it is left at once
         self._reader = from_worker_reader()
+        self._reader.limit = MAX_JOIN
         self._transport: asyncio.Transport | None = None
         self._listener: WorkerListener | None = None
         self._early: list[StepFrame] = []  # frames that came before `attach`
@@ -166,7 +184,7 @@ class SocketClient(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         tune(transport)
         self._transport.set_write_buffer_limits(high=2 * PART_BYTES)
-        self._send(Join(PROTOCOL, self._token))
+        self._send(Join(PROTOCOL, self._nonce))
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
@@ -193,7 +211,7 @@ class SocketClient(asyncio.Protocol):
             self._look.cancel()
         if not self._joined.done():
             refused = UserError(f"worker at {self._address} refused this gateway: {told}")
-            self._joined.set_exception(refused if told else ResourceError(self._reason))
+            self._joined.set_exception(self._refusal or (refused if told else ResourceError(self._reason)))
         for answers in self._snapshots.values():
             for answer in answers:
                 if not answer.done():
@@ -211,6 +229,9 @@ class SocketClient(asyncio.Protocol):
     # private
 
     def _on_message(self, message: FromWorker) -> None:
+        if not self._proved:
+            self._meet(message)
+            return
         match message:
             case StepFrame():
                 self._on_step(message)
@@ -233,6 +254,38 @@ class SocketClient(asyncio.Protocol):
             case Shutdown():
                 self._reason = message.reason
                 self._drop()
+            case Challenge():
+                raise WireError("it proves itself twice")
+
+    def _meet(self, message: FromWorker) -> None:
+        """Nothing of ours goes there, and nothing of it counts here, before it has proved itself."""
+        match message:
+            case _ if self._refusal is not None:
+                pass
+            case Challenge():
+                if message.protocol != PROTOCOL:
+                    raise WireError(f"its protocol is {message.protocol}, ours {PROTOCOL}")
+                meeting = Meeting(self._address, self._nonce, message.nonce)
+                if not proves(message.proof, "worker", self._token, meeting):
+                    self._refuse()
+                    return
+                self._proved, self._reader.limit = True, MAX_FROM_WORKER
+                self._send(Proof(proof("gateway", self._token, meeting)))
+            case Shutdown():
+                self._reason = message.reason[:MAX_REASON]
+                self._drop()
+            case _:
+                raise WireError("it has not proved itself")
+
+    def _refuse(self) -> None:
+        self._refusal = UserError(
+            f"who answers at {self._address} does not prove to know this deployment's token, and was told "
+            "nothing: gateway.secret, or the index's namespace, is another one there, or it is no worker of "
+            "this deployment"
+        )
+        self._send(Shutdown("wrong proof"))
+        assert self._transport is not None
+        self._transport.close()  # once that is out
 
     def _on_step(self, step: StepFrame) -> None:
         if step.outputs:

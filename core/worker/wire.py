@@ -11,7 +11,7 @@ import msgspec
 from bien.core.worker.messages import FromWorker, ToWorker
 
 MAX_JOIN = 4096
-"""Largest frame from a peer that has not shown its token yet."""
+"""Largest frame from a peer that has not proved itself yet."""
 MAX_TO_WORKER = 16 << 20
 MAX_FROM_WORKER = 256 << 20
 """Snapshots are the large ones: 16 bytes per cached block."""
@@ -76,7 +76,7 @@ def to_worker_reader() -> FrameReader[ToWorker]:
 
 
 def from_worker_reader() -> FrameReader[FromWorker]:
-    """The gateway's side."""
+    """The gateway's side; who dials lowers its limit to `MAX_JOIN` until the worker has proved itself."""
     return FrameReader(_from_worker, MAX_FROM_WORKER)
 
 

@@ -144,3 +144,59 @@ async def test_the_first_one_is_waited_for(make_gateway: MakeGateway) -> None:
     asyncio.get_running_loop().call_later(2.0, fleet.start, "a")
     assert [client.info.id for client in await fleet.finder().first(5.0)] == ["a"]
     assert 2.0 < CLOCK.time() < 3.0
+
+
+@virtual
+async def test_what_one_lease_leads_to_stops_nobody_else(make_gateway: MakeGateway) -> None:
+    """Faults of our own at an address that nobody foresaw; who never answers; who is somebody else."""
+    fleet = Fleet()
+    fleet.start("a")
+    for id in ("odd", "mute", "evil"):
+        fleet.start(id)
+    fleet.index.alive["evil"] = Lease(fake_info("evil"), "host of a", 1, (0,))
+    connect = fleet.connect
+
+    async def reach(lease: Lease) -> WorkerClient:
+        match lease.info.id:
+            case "odd":
+                raise UnicodeError("label too long")
+            case "mute":
+                await CLOCK.sleep(10.0)
+                raise ResourceError("no answer")
+            case "evil":
+                return fleet.workers["b"]
+        return await connect(lease)
+
+    fleet.workers["b"] = FakeWorker(CLOCK, info=fake_info("b"))
+    finder = Finder(fleet.index, reach, CLOCK)
+    gateway = make_gateway(*await finder.first(5.0), index=fleet.index)
+    assert ids(gateway) == ["a"] and CLOCK.time() < 2.0
+    finder.watch(gateway)
+    fleet.start("c")
+    await CLOCK.sleep(2.5)
+    assert ids(gateway) == ["a", "c"]
+    assert fleet.workers["b"].closed, "it is not the one that the lease names"
+    await finder.close()
+    await gateway.close()
+
+
+@virtual
+async def test_one_that_answers_late_joins_at_a_later_look(make_gateway: MakeGateway) -> None:
+    fleet = Fleet()
+    fleet.start("a")
+    fleet.start("late")
+    connect = fleet.connect
+
+    async def reach(lease: Lease) -> WorkerClient:
+        client = await connect(lease)
+        await CLOCK.sleep(3.0 if lease.info.id == "late" else 0.0)
+        return client
+
+    finder = Finder(fleet.index, reach, CLOCK)
+    gateway = make_gateway(*await finder.first(5.0), index=fleet.index)
+    finder.watch(gateway)
+    await CLOCK.sleep(6.0)
+    assert ids(gateway) == ["a", "late"] and fleet.tries == ["a", "late"]
+    fleet.start("later")
+    await finder.close()
+    await gateway.close()

@@ -10,7 +10,8 @@ from bien.core.clock import Clock, WallClock
 from bien.core.errors import BienError, ResourceError, UserError
 from bien.core.kv.events import KVEvent
 from bien.core.providers import Context
-from bien.core.worker.published import Keys
+from bien.core.worker.messages import Snapshot
+from bien.core.worker.published import Keys, write_snapshot
 from bien.gateway.index import DurableIndex, KVIndex
 from bien.gateway.testing.durable import DurableSuite, History, PublishingWorker, until
 from bien.gateway.testing.index import IndexSuite, make_chain, make_info
@@ -288,7 +289,30 @@ async def test_what_a_long_outage_drops_a_snapshot_brings_back(
         await end(index, worker)
 
 
-async def test_what_others_have_put_there_is_left_out_and_said(server: RedisProcess) -> None:
+@pytest.mark.parametrize("at", ["-5-3", "5--3", "99999999999999999999-0", "1_0-0", " 1-0"])
+async def test_a_snapshot_that_is_nowhere_in_the_stream_stops_no_other(server: RedisProcess, at: str) -> None:
+    """Redis would refuse the command, and it is the same for all that are read at once."""
+    keys, blocks = Keys("bien", "fp"), make_chain("x", 3)
+    index = await started(server.url)
+    workers = [PublishingWorker(index.publication, make_info(id)) for id in ("a", "b")]
+    for worker in workers:
+        worker.tell(stored(blocks))
+    with server.client as client:
+        await until(lambda: client.hlen(keys.snapshot("a")) and client.hlen(keys.snapshot("b")))
+        generation = workers[0].info.generation
+        for worker in workers:
+            worker.publisher.ranks[0].snapshot_at = "z"  # it writes no other
+        client.hset(keys.snapshot("b"), "0", write_snapshot(Snapshot(generation, 1), at))
+    for worker in workers:
+        index.join(worker.info)
+    found = await asyncio.gather(index.restore("a", 0), index.restore("b", 0))
+    assert found == [True, False] and index.up and usable(index, blocks, "a") == 3
+    await end(index, *workers)
+
+
+async def test_what_others_have_put_there_is_left_out_and_said(
+    server: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     keys, blocks = Keys("bien", "fp"), make_chain("x", 9)
     index = await started(server.url)
     worker = PublishingWorker(index.publication, make_info())
@@ -303,11 +327,16 @@ async def test_what_others_have_put_there_is_left_out_and_said(server: RedisProc
         client.hset(keys.snapshot("w"), "0", b"\xc1garbage")
         client.hset(keys.lease("stranger"), mapping={"v": "99", "generation": "x"})
         client.zadd(keys.workers, {"stranger": 1e15, b"\xff\xfe": 1e15})
+        deep = {"v": "1", "generation": "x", "endpoint": "h:1", "info": "[" * 60_000, "seq": "0"}
+        client.hset(keys.lease("deep"), mapping=deep)
+        client.zadd(keys.workers, {"deep": 1e15})
         client.set(keys.lease("wrong type"), "text")
         client.zadd(keys.workers, {"wrong type": 1e15})
     await until(lambda: index.undecodable >= len(garbage) + 1)
     assert [lease.info.id for lease in await index.leases()] == ["w"]
-    assert index.undecodable >= len(garbage) + 3
+    assert index.undecodable >= len(garbage) + 4
+    for name in ("stranger", "deep", "wrong type"):
+        assert f"worker:{name}:" in caplog.text
     assert not await index.restore("w", 0)
     assert index.health.state == "degraded" and "found" in index.health.reason
     assert usable(index, blocks) == 3

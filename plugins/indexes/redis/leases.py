@@ -79,8 +79,9 @@ class Leases:
     def _tell(self, name: str, read: Callable[[], Lease]) -> Lease | None:
         try:
             lease = self._known[name] = read()
-        except (DecodingError, ValueError, TypeError) as error:
-            self._undecodable(error)
+        except Exception as error:  # whatever it is, the others are read
+            self._known.pop(name, None)
+            self._undecodable(DecodingError(f"{name}: {error}"))
             return None
         return lease
 
@@ -96,7 +97,7 @@ class Leases:
             if isinstance(answer, Exception):
                 if not str(answer).startswith("WRONGTYPE"):
                     raise answer
-                self._undecodable(answer)
+                self._undecodable(DecodingError(f"{commands[i][1]}: {answer}"))
                 answers[i] = None
         return list(answers)
 

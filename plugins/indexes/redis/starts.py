@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from bien.gateway.api import (
 from bien.plugins.indexes.redis.link import Link
 
 PAGE = 256  # stream entries read at a time
+STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 
 
 @dataclass(slots=True)
@@ -120,8 +122,8 @@ class Starts:
                 snapshot, w.at = read_snapshot(data, len(w.info.group_kinds))
                 w.least = int(lease[1])
                 order(w.at)
-            except (DecodingError, ValueError, TypeError) as error:
-                self._undecodable(error)
+            except Exception as error:  # whatever it is, the others are read
+                self._undecodable(DecodingError(f"of worker {w.info.id!r}: {error}"))
                 continue
             if snapshot.generation == w.info.generation:
                 w.start = Start(snapshot)
@@ -155,6 +157,8 @@ class Starts:
 
 
 def order(id: str) -> tuple[int, int]:
-    """Of a stream id. ValueError when it is none."""
+    """Of a stream id. ValueError when it is none: Redis would refuse the command that holds it."""
     ms, _, number = id.partition("-")
+    if not STREAM_ID.fullmatch(id) or max(int(ms), int(number or 0)) >= 1 << 64:
+        raise ValueError(f"{id:.50!r} is no id of a stream")
     return int(ms), int(number or 0)

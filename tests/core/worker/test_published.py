@@ -140,6 +140,53 @@ def test_a_lease_that_is_none_is_a_decoding_error(field: str, value: str | None)
         read_lease({**as_read(lease_fields(INFO, "h", 1, 0)), field.encode(): b"\xff\xfe"})
 
 
+def stored_info(**changes: object) -> str:
+    return msgspec.json.encode(msgspec.structs.asdict(INFO) | changes).decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"info": "[" * 60_000}, "RecursionError"),
+        ({"info": '{"x":' * 10_000}, "RecursionError"),
+        ({"info": "[" * 200_000}, "200000 bytes of info; valid: up to 65536"),
+        ({"info": stored_info(dp_ranks=3_000_000)}, "3000000 dp_ranks; valid: 1 to 1024"),
+        ({"info": stored_info(dp_ranks=0)}, "0 dp_ranks"),
+        ({"info": stored_info(dp_ranks=-(1 << 70))}, "dp_ranks"),
+        ({"endpoint": "h:70000"}, "endpoint is h:70000"),
+        ({"endpoint": ":80"}, "endpoint is :80"),
+        ({"endpoint": "h:" + "9" * 5000}, "cannot be read"),
+        ({"seq": "9" * 5000}, "cannot be read"),
+    ],
+)
+def test_a_lease_that_costs_too_much_is_a_decoding_error(changes: dict[str, str], why: str) -> None:
+    fields = lease_fields(INFO, "h", 1, 0) | changes
+    with pytest.raises(DecodingError, match=why) as caught:
+        read_lease(as_read(fields))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("deep", [b"\x91" * 100_000, b"\x81\xa1v" * 100_000])
+def test_what_nests_too_deeply_is_a_decoding_error(deep: bytes) -> None:
+    entry = read_entry(write_entry([EventBatch("main-0", 0, "boot-1", 1)]))
+    with pytest.raises(DecodingError):
+        read_entry(deep)
+    with pytest.raises(DecodingError):
+        read_entry(msgspec.msgpack.encode({"worker": "w", "batches": msgspec.Raw(deep)}))
+    with pytest.raises(DecodingError):
+        read_snapshot(deep, 1)
+    entry.batches = msgspec.Raw(deep)
+    with pytest.raises(DecodingError):
+        read_batches(entry, 1)
+
+
+def test_an_entry_that_says_it_is_endless_costs_nothing() -> None:
+    entry = read_entry(write_entry([EventBatch("main-0", 0, "boot-1", 1)]))
+    entry.last = 1 << 62
+    with pytest.raises(DecodingError, match="other batches than it says"):
+        read_batches(entry, 1)
+
+
 def test_all_keys_of_a_fingerprint_lie_in_one_slot() -> None:
     keys = Keys("bien", "f00d")
     assert keys.lease("main-0") == "bien:{f00d}:worker:main-0"

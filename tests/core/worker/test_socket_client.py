@@ -13,14 +13,17 @@ from bien.core.clock import WallClock
 from bien.core.errors import ResourceError, UserError, WorkerDiedError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.worker import server as server_module
+from bien.core.worker.handshake import Meeting, proof
 from bien.core.worker.loop import EngineThread
 from bien.core.worker.messages import (
     PROTOCOL,
+    Challenge,
     Hello,
     Join,
     Ping,
     Pong,
     PromptPart,
+    Proof,
     Shutdown,
     StepFrame,
     Submit,
@@ -180,14 +183,23 @@ async def test_odd_prompt_bytes_are_the_requests_fault() -> None:
         await client.close()
 
 
+JOIN = object()  # in place of the frames of one who knows the token
+
+
 async def raw(worker: Running, *messages: object) -> list[object]:
     """What a worker answers to these frames until it hangs up."""
     reader, writer = await asyncio.open_connection(worker.host, worker.port)
-    for message in messages:
-        writer.write(message if isinstance(message, bytes) else frame(message))
     frames = from_worker_reader()
     got: list[object] = []
     async with asyncio.timeout(10):
+        for message in messages:
+            if message is JOIN:
+                writer.write(frame(Join(PROTOCOL, "mine")))
+                (challenge,) = frames.feed(await reader.read(65536))
+                assert isinstance(challenge, Challenge)
+                meeting = Meeting(f"{worker.host}:{worker.port}", "mine", challenge.nonce)
+                message = Proof(proof("gateway", TOKEN, meeting))
+            writer.write(message if isinstance(message, bytes) else frame(message))
         while data := await reader.read(65536):
             got += frames.feed(data)
     writer.close()
@@ -197,13 +209,18 @@ async def raw(worker: Running, *messages: object) -> list[object]:
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([Join(PROTOCOL + 1, TOKEN)], f"protocol {PROTOCOL + 1} is not spoken here; valid: {PROTOCOL}"),
-        ([Join(PROTOCOL, "guess")], "wrong token"),
+        ([Join(PROTOCOL + 1, "x")], f"protocol {PROTOCOL + 1} is not spoken here; valid: {PROTOCOL}"),
+        ([bytes(frame(["join", 2, TOKEN]))], f"protocol 2 is not spoken here; valid: {PROTOCOL}"),
+        ([Join(PROTOCOL, "x"), Proof("guess")], "wrong proof: gateway.secret, or the index's namespace, is"),
+        ([Proof("guess")], "the first frame must be a join"),
+        ([Join(PROTOCOL, "x"), Submit(1, request())], "a proof must follow the join"),
+        ([Join(PROTOCOL, "x"), Join(PROTOCOL, "x")], "a proof must follow the join"),
+        ([Join(PROTOCOL, "x"), b"\0\0\1\0"], "a frame of 65536 bytes; at most 4096 are allowed"),
         ([Submit(1, request())], "the first frame must be a join"),
         ([b"GET / HTTP/1.1\r\n\r\n"], "a frame of 542393671 bytes; at most 4096 are allowed"),
-        ([Join(PROTOCOL, TOKEN), b"\x03\0\0\0abc"], "a frame of 3 bytes is not decodable"),
-        ([Join(PROTOCOL, TOKEN), Join(PROTOCOL, TOKEN)], "joined already"),
-        ([Join(PROTOCOL, TOKEN), Submit(1, request(), 2), PromptPart(1, b"123")], "more prompt bytes than"),
+        ([JOIN, b"\x03\0\0\0abc"], "a frame of 3 bytes is not decodable"),
+        ([JOIN, Join(PROTOCOL, "x")], "joined already"),
+        ([JOIN, Submit(1, request(), 2), PromptPart(1, b"123")], "more prompt bytes than"),
     ],
 )
 async def test_bad_peers_are_told_why_and_the_worker_lives_on(messages: list[object], reason: str) -> None:
@@ -251,7 +268,7 @@ async def test_connect_names_what_went_wrong(unused_tcp_port_factory: Callable[[
     with pytest.raises(ResourceError, match=f"no worker at 127.0.0.1:{port}"):
         await SocketClient.connect("127.0.0.1", port)
     async with running() as worker:
-        with pytest.raises(UserError, match="refused this gateway: wrong token"):
+        with pytest.raises(UserError, match="does not prove to know this deployment's token"):
             await SocketClient.connect(worker.host, worker.port, "guess")
         with pytest.raises(ResourceError, match=f"cannot listen on 127.0.0.1:{worker.port}"):
             await Server(info(), TOKEN).listen("127.0.0.1", worker.port)
@@ -340,6 +357,9 @@ class Mute:
             for message in messages.feed(data):
                 if isinstance(message, Join):
                     self.joins += 1
+                    meeting = Meeting(f"127.0.0.1:{self.port}", message.nonce, "its nonce")
+                    writer.write(frame(Challenge(PROTOCOL, meeting.worker, proof("worker", "", meeting))))
+                elif isinstance(message, Proof):
                     writer.write(frame(Hello(PROTOCOL, info())))
                 elif isinstance(message, Ping):
                     self.pings += 1

@@ -16,10 +16,12 @@ from bien.core.worker.messages import (
     PART_BYTES,
     PROTOCOL,
     Abort,
+    Challenge,
     Hello,
     Join,
     Output,
     PromptPart,
+    Proof,
     Shutdown,
     Snapshot,
     SnapshotRequest,
@@ -32,7 +34,8 @@ from bien.core.worker.parts import Assembler, PartQueue, check_packing, split
 from bien.core.worker.wire import MAX_JOIN, WireError, frame, from_worker_reader, to_worker_reader
 
 TO_WORKER = [
-    Join(PROTOCOL, "secret"),
+    Join(PROTOCOL, "nonce"),
+    Proof("proof"),
     Submit(1, GenerateRequest("a", TokenIds.of([1, 2]), SamplingParams(max_tokens=3), tenant="t")),
     Submit(2, GenerateRequest("b", BlockRuns.of([(5, 9)]), forced=BlockRuns.of([(14, 2)]))),
     PromptPart(2, b"1234"),
@@ -41,6 +44,7 @@ TO_WORKER = [
     Shutdown("why"),
 ]
 FROM_WORKER = [
+    Challenge(PROTOCOL, "nonce", "proof"),
     Hello(PROTOCOL, WorkerInfo("w", "g", "fp")),
     StepFrame([Output(1, 2, b"\1\0\0\0\2\0\0\0", "stop")], None, WorkerStats(running=1), 2.5),
     StepFrame([Output(1, 1, b"\1\0\0\0", logprobs=TokenLogprobs(b"abcd", 1, b"efgh", b"ijkl"))]),
