@@ -1,7 +1,8 @@
 """Host drafters on real agents' text: acceptance, and decode speed against none, in CPU time.
 
-python -m bien.replay.bench.speculation [FOLDER] [--running 1,4,16] [--pairs 8] [--length budget]
-    [--arms none,prompt-lookup,suffix] [--quantizer int8] [--threads 2] [--own] [--json F]
+python -m bien.replay.bench.speculation [FOLDER] [--running 1,4,16] [--pairs 7] [--length budget]
+    [--arms none,prompt-lookup,suffix] [--quantizer int8] [--threads 1] [--most 64] [--own]
+    [--json F]
 python -m bien.replay.bench.speculation [FOLDER] --growth
 
 FOLDER holds SWE-agent trajectories (*.traj.xz); without it, files of Python's standard library are continued.
@@ -36,7 +37,7 @@ from bien.core.speculation.options import SpeculationSpec
 from bien.core.text.model import TextModel
 from bien.replay.bench.agent_texts import Session, Turn, sources, trajectories
 
-WINDOW, MOST = 8000, 160
+WINDOW = 8000
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ def make_arm(name: str, model: str, args: argparse.Namespace) -> Arm:
 
     parameters: dict[str, Any] = {"scope": "session"} if name == "suffix" else {}
     pool = PoolSpec(
-        kv_tokens=16 * (WINDOW + MOST),
+        kv_tokens=16 * (WINDOW + args.most),
         slots=16,
         threads=args.threads,
         quantizer=Selection(args.quantizer),
@@ -202,11 +203,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--running", default="1,4,16")
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--arms", default="none,prompt-lookup,suffix")
-    parser.add_argument("--length", default="fixed")
+    parser.add_argument("--length", default="budget")
     parser.add_argument("--quantizer", default="int8")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--most", type=int, default=64)  # tokens of an answer
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--own", action="store_true")
     parser.add_argument("--growth", action="store_true")
@@ -214,7 +216,9 @@ def main() -> None:
     args = parser.parse_args()
     text = TextModel.load(resolve_model(args.model))
     folder: Path | None = args.folder
-    sessions = trajectories(folder, text, WINDOW, MOST) if folder else sources(text, WINDOW, MOST, 16)
+    sessions = (
+        trajectories(folder, text, WINDOW, args.most) if folder else sources(text, WINDOW, args.most, 16)
+    )
     if not sessions:
         parser.error(f"{args.folder}: no session of *.traj.xz files fits into {WINDOW} tokens")
     if args.growth:
