@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bien.core.text.marks import Mark, Piece
 from bien.core.worker.messages import Snapshot, WorkerInfo, WorkerStats
 from bien.core.worker.published import (
     FIELD,
@@ -29,6 +30,21 @@ from bien.core.worker.redis_link import (
 )
 from bien.core.worker.redis_url import check_redis_url, masked
 from bien.gateway.index import DurableIndex, IndexHealth, KVIndex, LeasedIndex, TieredIndex
+from bien.gateway.parsing.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Event,
+    Reasoning,
+    Text,
+    merged,
+)
+from bien.gateway.parsing.json_text import JsonText, quoted
+from bien.gateway.parsing.parser import AnswerParser, Opening, Parser
+from bien.gateway.parsing.reader import Ended, Reader, Steps
+from bien.gateway.parsing.script import KEY, NAME, Script, Thinking, unwrapped
+from bien.gateway.parsing.tools import TYPES, Tools
+from bien.gateway.parsing.values import Value
 from bien.gateway.remote.alarms import EventWatch
 from bien.gateway.remote.client import RemoteClient
 from bien.gateway.remote.dialect import Dialect, Readings
@@ -40,36 +56,58 @@ from bien.gateway.sharing import Bid, BiddingRouter, Reservations, Reserved
 
 __all__ = [
     "FIELD",
+    "KEY",
+    "NAME",
+    "TYPES",
+    "AnswerParser",
     "Bid",
     "BiddingRouter",
+    "CallArguments",
+    "CallBegin",
+    "CallEnd",
     "Decision",
     "DecodingError",
     "Dialect",
     "DurableIndex",
+    "Ended",
     "Endpoint",
     "Engine",
     "Entry",
+    "Event",
     "EventWatch",
     "IndexHealth",
+    "JsonText",
     "KVIndex",
     "Keys",
     "Lease",
     "LeasedIndex",
     "Lost",
+    "Mark",
     "Numbered",
+    "Opening",
     "Outcome",
+    "Parser",
+    "Piece",
     "Publication",
+    "Reader",
     "Readings",
+    "Reasoning",
     "RemoteClient",
     "RemoteEngine",
     "Reservations",
     "Reserved",
     "RouteRequest",
     "Router",
+    "Script",
     "Snapshot",
     "Source",
+    "Steps",
     "Target",
+    "Text",
+    "Thinking",
     "TieredIndex",
+    "Tools",
+    "Value",
     "WorkerInfo",
     "WorkerStats",
     "ask",
@@ -80,6 +118,8 @@ __all__ = [
     "explained",
     "fps_key",
     "masked",
+    "merged",
+    "quoted",
     "read_batches",
     "read_entry",
     "read_lease",
@@ -90,4 +130,5 @@ __all__ = [
     "run_script",
     "seq_field",
     "seq_fields",
+    "unwrapped",
 ]
