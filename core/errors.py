@@ -35,6 +35,12 @@ class ContextLengthError(UserError):
 
     code = "context_length_exceeded"
 
+    def __init__(self, message: str, *, field: str | None = None, tokens: int = 0, most: int = 0) -> None:
+        """`tokens`: what the prompt has; `most`: what it may have. 0: not said."""
+        super().__init__(message, field=field)
+        self.tokens = tokens
+        self.most = most
+
 
 class DeploymentError(UserError):
     """A deployment file or its parameters are wrong."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bien.core.errors import ContextLengthError, UserError
@@ -28,7 +30,7 @@ class Prompts:
     ) -> GenerateRequest:
         """UserError for ids outside the vocabulary or an empty prompt, ContextLengthError if prompt and
         output do not fit. Take an admission slot first: this may cost a second of tokenising."""
-        prompt = await self._encode(ask)
+        prompt = await self.encode(ask)
         if ask.forced is not None:
             self._check_ids("trace_decode_token_ids", ask.forced)
         for token in ask.stop_token_ids:
@@ -84,7 +86,9 @@ class Prompts:
             return ask.prompt
         return await in_thread(self.text.tokenizer.decode, prompt.ids())
 
-    async def _encode(self, ask: Ask) -> TokenIds:
+    async def encode(self, ask: Ask) -> TokenIds:
+        """The prompt's ids, whatever it is. UserError for ids outside the vocabulary, or what the template
+        refuses. Take an admission slot first."""
         if isinstance(ask.prompt, TokenIds):
             self._check_ids("prompt", ask.prompt)
             return ask.prompt
@@ -99,7 +103,18 @@ class Prompts:
         return ids.slice(0, self.max_context)
 
     def _encode_chat(self, chat: Chat) -> TokenIds:
-        return self.text.encode_chat(chat.messages, chat.template_kwargs, chat.tools)
+        template = self.text.template
+        known = template.variables if template else ()
+        variables = {**chat.thinking.variables(known), **chat.template_kwargs}
+        try:
+            return self.text.encode_chat(chat.messages, variables, chat.tools)
+        except UserError:
+            if not chat.bends or not any(m["role"] == "system" for m in chat.messages[1:]):
+                raise
+        # Many templates take a system message at the beginning only.
+        return self.text.encode_chat(
+            [*chat.messages[:1], *map(_reminder, chat.messages[1:])], variables, chat.tools
+        )
 
     def _scored(self, ask: Ask, prompt_tokens: int) -> int:
         top = ask.scored
@@ -134,11 +149,15 @@ class Prompts:
                 f"this model's maximum context length is {self.max_context} tokens and the prompt has "
                 f"{prompt_tokens}; valid: at most {self.max_context - 1}",
                 field=field,
+                tokens=prompt_tokens,
+                most=self.max_context - 1,
             )
         if ask.max_tokens is None:
             return room
         if not ask.max_tokens:  # a worker always draws a token; nobody is given it
             return 1
+        if ask.max_tokens > room and ask.shorten:
+            return room
         if ask.max_tokens > room:
             raise ContextLengthError(
                 f"this model's maximum context length is {self.max_context} tokens; the prompt has "
@@ -147,3 +166,10 @@ class Prompts:
                 field="max_tokens",
             )
         return ask.max_tokens
+
+
+def _reminder(message: dict[str, Any]) -> dict[str, Any]:
+    """A system message as its client's user would say it."""
+    if message["role"] != "system":
+        return message
+    return {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
@@ -45,6 +45,7 @@ class ChatTemplate:
         try:
             self._templates = {name: environment.from_string(text) for name, text in sources.items()}
             self.literals = "\0".join(_literals(environment, text) for text in sources.values())
+            self.variables = _variables(environment, sources.values())
         except TemplateError as error:
             raise ModelError(f"chat template does not compile: {error}") from error
 
@@ -133,6 +134,12 @@ def _literals(environment: Sandbox, source: str) -> str:
     tree = environment.parse(source)
     strings = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
     return "\0".join([*(node.data for node in tree.find_all(nodes.TemplateData)), *strings])
+
+
+def _variables(environment: Sandbox, sources: Iterable[str]) -> frozenset[str]:
+    """The names that templates ask for."""
+    found = (meta.find_undeclared_variables(environment.parse(source)) for source in sources)
+    return frozenset().union(*found) - environment.globals.keys()
 
 
 def _sources(found: Any, path: Path) -> Templates:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from bien.core.clock import WallClock
 from bien.core.errors import nearest
 from bien.core.text.model import TextModel
-from bien.gateway.http import errors, handlers
+from bien.gateway.http import errors, handlers, tokens
 from bien.gateway.http.metrics import HttpMetrics
 from bien.gateway.http.served import SERVED, Generator, Served
 from bien.gateway.prompt import Prompts
@@ -24,6 +24,10 @@ MAX_BODY_BYTES = 64 << 20
 ROUTES: tuple[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
     ("POST", "/v1/chat/completions", handlers.chat_completions),
     ("POST", "/v1/completions", handlers.text_completions),
+    ("POST", "/v1/messages", handlers.messages),
+    ("POST", "/v1/messages/count_tokens", tokens.count_tokens),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
     ("GET", "/v1/models", handlers.models),
     ("GET", "/v1/models/{id:.+}", handlers.model),
     ("GET", "/health", handlers.health),
@@ -78,6 +82,8 @@ async def _frame(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     counts = request.app[SERVED].metrics
+    given = request.headers.get("x-request-id", "")
+    request[errors.REQUEST_ID] = given if _PLAIN.fullmatch(given) else uuid.uuid4().hex
     status = 499
     try:
         response = await handler(request)
@@ -86,7 +92,7 @@ async def _frame(
     except ConnectionResetError:  # the client left in the middle of a write: nobody is there to answer
         return web.Response(status=499)
     except Exception as error:
-        refusal = errors.response(_explained(error, request))
+        refusal = errors.response(_explained(error, request), request)
         status = refusal.status
         return refusal
     finally:
@@ -94,8 +100,10 @@ async def _frame(
 
 
 async def _prepare(request: web.Request, response: web.StreamResponse) -> None:
-    given = request.headers.get("x-request-id", "")
-    response.headers["x-request-id"] = given if _PLAIN.fullmatch(given) else uuid.uuid4().hex
+    id = request.get(errors.REQUEST_ID) or uuid.uuid4().hex
+    response.headers["x-request-id"] = id
+    if errors.of_anthropic(request):
+        response.headers["request-id"] = id
 
 
 def _explained(error: Exception, request: web.Request) -> Exception:

@@ -18,9 +18,11 @@ from bien.gateway.http.choices import Choices
 from bien.gateway.http.served import SERVED, Served
 from bien.gateway.http.sse import EventStream
 from bien.gateway.protocols import chat, completions
+from bien.gateway.protocols import messages as anthropic
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Answer, Ask, Choice
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH
+from bien.gateway.protocols.messages_answer import MessageAnswer
 from bien.gateway.protocols.scores import Score
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -34,12 +36,18 @@ async def text_completions(request: web.Request) -> web.StreamResponse:
     return await _answer(request, completions.read, completions.CompletionAnswer, "cmpl-")
 
 
+async def messages(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, anthropic.read, MessageAnswer, "msg_")
+
+
 async def models(request: web.Request) -> web.Response:
-    return web.json_response(request.app[SERVED].models.all())
+    found, anthropic_form = request.app[SERVED].models, errors.of_anthropic(request)
+    return web.json_response(found.all_anthropic() if anthropic_form else found.all())
 
 
 async def model(request: web.Request) -> web.Response:
-    return web.json_response(request.app[SERVED].models.one(request.match_info["id"]))
+    found, id = request.app[SERVED].models, request.match_info["id"]
+    return web.json_response(found.one_anthropic(id) if errors.of_anthropic(request) else found.one(id))
 
 
 async def health(request: web.Request) -> web.Response:
@@ -72,7 +80,7 @@ async def _answer(
     served = request.app[SERVED]
     if served.draining:
         raise OverloadError("this server is shutting down")
-    _check_media(request)
+    check_media(request)
     ask = read(await request.read())
     served.models.check(ask.model)
     answer = answer_type(ask, prefix + uuid.uuid4().hex, int(served.epoch()))
@@ -105,15 +113,17 @@ async def _stream(
             async for output in outputs:
                 data = b""
                 usage = None
+                preface = None
                 if not opened:
-                    opened = True
                     if not index:
                         events.headers |= _placement(outputs)
                     preface = await choices.began(index, output)
+                piece = progress.take(output)
+                if preface is not None:
+                    opened = True
                     data = answer.opening(index, choices.usage)
                     if preface.text or preface.scores:
                         data += answer.piece(index, preface.text, None, choices.usage, preface.scores)
-                piece = progress.take(output)
                 if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
                     usage = choices.usage if ask.continuous_usage else None
                     ids = piece.ids if ask.return_token_ids else None
@@ -137,7 +147,7 @@ async def _stream(
     except Exception as error:
         if not events.begun or isinstance(error, ConnectionResetError):
             raise
-        return await events.end(answer.failed(errors.refusal(error)))
+        return await events.end(answer.failed(errors.refusal(error, request)))
 
 
 async def _whole(
@@ -200,7 +210,8 @@ def _placement(outputs: object) -> dict[str, str]:
     return {"x-bien-worker": worker, "x-bien-predicted-cached-tokens": str(decision.predicted_cached)}
 
 
-def _check_media(request: web.Request) -> None:
+def check_media(request: web.Request) -> None:
+    """UnsupportedMedia for a body that says it is no JSON."""
     kind = request.content_type
     if "Content-Type" in request.headers and kind != "application/json":
         raise errors.UnsupportedMedia(

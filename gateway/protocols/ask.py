@@ -12,6 +12,7 @@ from bien.core.speculation.counts import DraftCounts
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score
+from bien.gateway.protocols.thinking import NOTHING_SAID, Thinking
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class Chat:
     messages: list[dict[str, Any]]
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None  # as OpenAI's chat has them; None: none
+    thinking: Thinking = NOTHING_SAID  # `template_kwargs` go before it
+    bends: bool = False  # a system message that the template refuses where it stands may be put another way
 
 
 @dataclass(slots=True)
@@ -59,6 +62,9 @@ class Ask:
     max_drafts: int | None = None  # at a time
     prediction: str = ""  # the output that the client expects
     speculation_metrics: bool = False  # the answer says what drafting did
+    shorten: bool = False  # more tokens may be asked for than fit: the answer ends with the context window
+    hide_reasoning: bool = False  # it goes to the client sealed
+    edits_context: bool = False  # its client asked for edits of the context, and hears that there were none
 
     @property
     def scored(self) -> int | None:

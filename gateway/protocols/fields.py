@@ -103,7 +103,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
 }
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*)`")
 _MISSING = re.compile(r"missing required field `(.*)`")
@@ -136,21 +136,21 @@ def common(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
     out: dict[str, Any] = {
         "model": fields.model,
         "max_tokens": max_tokens,
-        "temperature": _between("temperature", fields.temperature, 0, 2, 1.0),
-        "top_p": _between("top_p", fields.top_p, 0, 1, 1.0, above=True),
-        "top_k": max(0, _at_least("top_k", fields.top_k, -1, 0)),
-        "min_p": _between("min_p", fields.min_p, 0, 1, 0.0),
-        "presence_penalty": _between("presence_penalty", fields.presence_penalty, -2, 2, 0.0),
-        "frequency_penalty": _between("frequency_penalty", fields.frequency_penalty, -2, 2, 0.0),
-        "repetition_penalty": _between(
+        "temperature": between("temperature", fields.temperature, 0, 2, 1.0),
+        "top_p": between("top_p", fields.top_p, 0, 1, 1.0, above=True),
+        "top_k": max(0, at_least("top_k", fields.top_k, -1, 0)),
+        "min_p": between("min_p", fields.min_p, 0, 1, 0.0),
+        "presence_penalty": between("presence_penalty", fields.presence_penalty, -2, 2, 0.0),
+        "frequency_penalty": between("frequency_penalty", fields.frequency_penalty, -2, 2, 0.0),
+        "repetition_penalty": between(
             "repetition_penalty", fields.repetition_penalty, LEAST_REPETITION, 2, 1.0
         ),
         "logit_bias": _bias(fields.logit_bias or {}),
         "seed": None if fields.seed is None else fields.seed & ((1 << 63) - 1),
-        "stops": _stops(fields.stop),
+        "stops": stop_strings("stop", fields.stop),
         "stop_token_ids": _ids("stop_token_ids", fields.stop_token_ids),
         "ignore_eos": bool(fields.ignore_eos),
-        "min_tokens": _at_least("min_tokens", fields.min_tokens, 0, 0),
+        "min_tokens": at_least("min_tokens", fields.min_tokens, 0, 0),
         "stream": bool(fields.stream),
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
@@ -209,7 +209,7 @@ def token_ids_b64(name: str, text: str) -> TokenIds:
     return TokenIds(packed)
 
 
-def _refusal(message: str, kind: type[Fields]) -> UserError:
+def _refusal(message: str, kind: type[msgspec.Struct]) -> UserError:
     path = _PATH.search(message)
     where = path[1] if path else ""
     text = message[: path.start()] if path else message
@@ -223,7 +223,7 @@ def _refusal(message: str, kind: type[Fields]) -> UserError:
     return UserError(f"{where or 'the body'}: {text}", field=where or None)
 
 
-def _known(kind: type[Fields], where: str) -> Iterable[str]:
+def _known(kind: type[msgspec.Struct], where: str) -> Iterable[str]:
     """Field names of the struct that `where` ("messages[...]", "stream_options") leads to."""
     name = where.split("[")[0].split(".")[0]
     if not name:
@@ -281,7 +281,7 @@ def _max_tokens(fields: Fields, least: int) -> int | None:
         if (value := getattr(fields, name)) is not None
     }
     for name, value in given.items():
-        _at_least(name, value, least, least)
+        at_least(name, value, least, least)
     if len(set(given.values())) > 1:
         raise UserError(
             f"max_tokens={fields.max_tokens} and max_completion_tokens={fields.max_completion_tokens} "
@@ -291,7 +291,8 @@ def _max_tokens(fields: Fields, least: int) -> int | None:
     return next(iter(given.values()), None)
 
 
-def _at_least(name: str, value: int | None, low: int, default: int) -> int:
+def at_least(name: str, value: int | None, low: int, default: int) -> int:
+    """`value`, or `default` for None. UserError below `low`, or beyond 32 bits."""
     if value is None:
         return default
     if not low <= value <= MAX_INT:
@@ -300,7 +301,7 @@ def _at_least(name: str, value: int | None, low: int, default: int) -> int:
 
 
 def _max_drafts(value: int | None) -> int | None:
-    return None if value is None else _at_least("max_draft_tokens", value, 0, 0)
+    return None if value is None else at_least("max_draft_tokens", value, 0, 0)
 
 
 def _prediction(value: PredictedOutput | None) -> str:
@@ -332,9 +333,10 @@ def _salt(value: str | None) -> str:
     return value
 
 
-def _between(
+def between(
     name: str, value: float | None, low: float, high: float, default: float, *, above: bool = False
 ) -> float:
+    """`value`, or `default` for None. UserError outside `low` to `high`; with `above`, at `low` too."""
     if value is None:
         return default
     if not low <= value <= high or (above and value == low):
@@ -344,14 +346,15 @@ def _between(
     return value
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def stop_strings(name: str, stop: str | list[str] | None) -> tuple[str, ...]:
+    """UserError naming `name` for too many, or for one that is empty or too long."""
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MAX_STOPS:
-        raise UserError(f"stop holds {len(stops)} strings; valid: at most {MAX_STOPS}", field="stop")
+        raise UserError(f"{name} holds {len(stops)} strings; valid: at most {MAX_STOPS}", field=name)
     for s in stops:
         if not 1 <= len(s) <= MAX_STOP_LENGTH:
             raise UserError(
-                f"stop holds a string of {len(s)} characters; valid: 1 to {MAX_STOP_LENGTH}", field="stop"
+                f"{name} holds a string of {len(s)} characters; valid: 1 to {MAX_STOP_LENGTH}", field=name
             )
     return stops
 
@@ -365,7 +368,7 @@ def _bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
             raise UserError(
                 f"logit_bias holds the key {_show(key)}; valid: token ids, 0 or more", field="logit_bias"
             )
-        out[int(key)] = _between(f"logit_bias.{key}", value, -100, 100, 0.0)
+        out[int(key)] = between(f"logit_bias.{key}", value, -100, 100, 0.0)
     return tuple(sorted(out.items()))
 
 

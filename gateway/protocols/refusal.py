@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from bien.core.errors import ContextLengthError
-
 _OPENAI = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC = {
     401: "authentication_error",
@@ -26,6 +24,8 @@ class Refusal:
     message: str
     code: str | None = None
     field: str | None = None  # of the request
+    too_long: tuple[int, int] | None = None  # tokens of the prompt, and how many it may have
+    request_id: str = ""
 
     @property
     def client_fault(self) -> bool:
@@ -37,14 +37,14 @@ class Refusal:
         error = {"message": self._text, "type": kind, "param": self.field, "code": self.code}
         return msgspec.json.encode({"error": error})
 
-    def anthropic(self, request_id: str) -> bytes:
+    def anthropic(self) -> bytes:
         """{"type": "error", "error": {type, message}, request_id}"""
         kind = _ANTHROPIC.get(self.status) or ("invalid_request_error" if self.client_fault else "api_error")
         message = self._text
-        if self.code == ContextLengthError.code:  # the words by which clients know that they must compact
-            message = f"prompt is too long: {message}"
+        if self.too_long is not None:  # the words by which clients know that they must compact
+            message = "prompt is too long: {} tokens > {} maximum".format(*self.too_long)
         error = {"type": kind, "message": message}
-        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": self.request_id})
 
     def event(self) -> bytes:
         """The last event of a stream of chat or text completions that failed."""
