@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bien.core.text.marks import NO_MARKS, Marks, Piece
 from bien.core.text.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"
@@ -17,10 +18,14 @@ class Detokenizer:
 
     Works token by token, so the text does not depend on how the stream was cut; for byte-level
     vocabularies it equals `Tokenizer.decode` of the whole. `prompt_tail` holds the last ids of the prompt.
+    `pieces` hands `marks` over as what they are.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = (), marks: Marks = NO_MARKS
+    ) -> None:
         self._tokenizer = tokenizer
+        self._marks = marks
         self._ids: list[int] = [t for t in prompt_tail if self._visible(t)][-_CONTEXT:]
         text = self._decode()
         if text.endswith(_BROKEN):  # the prompt ends inside a character: its bytes are not ours to show
@@ -31,6 +36,18 @@ class Detokenizer:
     def push(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete."""
         return "".join([self._step(t) for t in ids])
+
+    def pieces(self, token: int) -> tuple[Piece, ...]:
+        """What one token completes. A character that a mark interrupts becomes U+FFFD."""
+        mark = self._marks.get(token)
+        if mark is None:
+            text = self._step(token)
+            return (text,) if text else ()
+        broken = self.flush()
+        if not broken:
+            return (mark,)
+        self._ids, self._sent, self._clean = [], 0, 0
+        return broken, mark
 
     def flush(self) -> str:
         """The stream has ended: an unfinished character becomes U+FFFD."""

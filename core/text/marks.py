@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -16,3 +17,5 @@ Piece = str | Mark
 Marks = Mapping[int, Piece]
 """Tokens that are handed over as what is said here, by id. A token that is none of them is its text, or
 nothing where the model's files call it special."""
+
+NO_MARKS: Marks = MappingProxyType({})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from bien.core.errors import UserError
 from bien.core.request import TokenIds
 from bien.core.text.control import ControlTokens
 from bien.core.text.detokenize import Detokenizer
+from bien.core.text.marks import NO_MARKS, Mark, Marks
 from bien.core.text.output import OutputText
 from bien.core.text.template import ChatTemplate
 from bien.core.text.tokenizer import Tokenizer
@@ -61,10 +62,25 @@ class TextModel:
         return self.tokenizer.encode_guarded(text, mark)
 
     def output(
-        self, prompt_tail: Sequence[int] = (), stops: Sequence[str] = (), min_tokens: int = 0
+        self,
+        prompt_tail: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        marks: Marks = NO_MARKS,
     ) -> OutputText:
         """The text of one answer; `prompt_tail` are the last ids of its prompt."""
-        return OutputText(Detokenizer(self.tokenizer, prompt_tail), stops, min_tokens)
+        return OutputText(Detokenizer(self.tokenizer, prompt_tail, marks), stops, min_tokens)
+
+    def marks(self, names: Iterable[str], *, exact: bool) -> Marks:
+        """Those of `names` that are tokens of their own, to be handed over: with `exact` as marks, otherwise those
+        that have text as their text, in which stop strings are found."""
+        added, special = self.tokenizer.added, self.tokenizer.control.ids
+        found = {added[name].id: name for name in names if name in added}
+        return {i: Mark(name) if exact or i in special else name for i, name in found.items()}
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Text of a few ids with all control tokens, by their names."""
+        return b"".join(self.tokenizer.piece(i)[1] for i in ids).decode(errors="replace")
 
     def _guard_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
         out = _guard(message, mark, self.tokenizer.guards)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from bien.core.text.detokenize import Detokenizer
+from bien.core.text.marks import Mark, Piece
 from bien.core.text.stop import StopMatcher
 
 
@@ -57,6 +58,29 @@ class OutputText:
         self._starts.extend([self._made] * (len(ids) - shown))
         self.tokens += len(ids) - shown
         return "".join(out), len(ids)
+
+    def take(self, token: int, *, silent: bool = False) -> list[Piece]:
+        """As `push` of one token, with marks: stop strings are not looked for across one. `silent`: a stop
+        token, which counts but has no text."""
+        self.tokens += 1
+        made = () if silent else self._detokenizer.pieces(token)
+        if not self._stops:
+            self.visible = self.tokens
+            return list(made)
+        self._starts.append(self._made)
+        out: list[Piece] = []
+        for piece in made:
+            if isinstance(piece, Mark):
+                out += [text for text in (self._show(self._stop.flush()),) if text]
+                out.append(piece)
+                continue
+            self._made += len(piece)
+            text = self._show(self._stop.push(piece) if self.tokens > self._min_tokens else piece)
+            if text:
+                out.append(text)
+            if self.stopped:
+                break
+        return out
 
     def pass_on(self, text: str, tokens: int) -> str:
         """Text that somebody else has detokenised, of so many tokens; what may be shown of it now."""

@@ -7,7 +7,7 @@ a thread can encode 200k tokens while the event loop runs on.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -73,6 +73,11 @@ class Tokenizer:
         `add_special_tokens` adds what the model puts around a bare text (usually a BOS token).
         """
         return TokenIds.of(self._encode(self._library, [text], add_special_tokens)[0])
+
+    @property
+    def added(self) -> Mapping[str, ControlToken]:
+        """Every added token by its text, special or not."""
+        return self._added
 
     def guard_also(self, text: str) -> None:
         """`text` is a template's own: the added tokens in it steer the model as control tokens do, whatever
