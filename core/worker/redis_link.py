@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,16 @@ from bien.core.worker.redis_url import RedisUrl, masked, read_redis_url
 
 T = TypeVar("T")
 _shas: dict[str, str] = {}  # of scripts, by their text
+_IN_SCRIPT = re.compile(r".*?: -([A-Z]+) ", re.DOTALL)
+# What a person can do about it, by the kind of error.
+ADVICE = {
+    "READONLY": "it is a replica; give the primary",
+    "OOM": "it is full; raise its maxmemory",
+    "NOREPLICAS": "it writes nothing while too few replicas are there (its min-replicas-to-write)",
+    "MISCONF": "it writes nothing since it cannot save to its disk; mend that, or see its "
+    "stop-writes-on-bgsave-error",
+    "WRONGTYPE": "a key of ours holds something else; give a namespace of its own",
+}
 
 
 def redis_client(url: str, timeout: float) -> Any:
@@ -91,10 +102,11 @@ def explained(error: BaseException) -> str:
     from redis.asyncio.sentinel import MasterNotFoundError
 
     text = masked(str(error) or type(error).__name__).rstrip(".")
+    code = _code(error)
     if isinstance(error, MasterNotFoundError):
         return f"no sentinel names a working primary of this service ({text.partition(' : ')[0]})"
     refused = any(isinstance(e, kinds.AuthenticationError) for e in (error, error.__cause__))
-    if refused or text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+    if refused or code in ("NOAUTH", "WRONGPASS", "NOPERM"):
         return f"it refuses these credentials ({text})"
     if isinstance(error, (kinds.TimeoutError, TimeoutError)):
         return f"no answer in time ({text})"
@@ -104,13 +116,27 @@ def explained(error: BaseException) -> str:
         return f"it is a node of a cluster; give redis+cluster://… ({text})"
     if "Cluster mode is not enabled" in text or "cluster support disabled" in text:
         return f"it is no node of a cluster; give redis://… ({text})"
-    if text.startswith("READONLY"):
-        return f"it is a replica; give the primary ({text})"
-    if text.startswith("OOM"):
-        return f"it is full; raise its maxmemory ({text})"
-    if text.startswith("WRONGTYPE"):
-        return f"a key of ours holds something else; give a namespace of its own ({text})"
+    if (advice := ADVICE.get(code)) is not None:
+        return f"{advice} ({text})"
     return text
+
+
+def _code(error: BaseException) -> str:
+    """What kind of error a server says it is: its first word. The library takes that out of those that it
+    knows, and servers before 7 put the error of a command in a script behind where that was."""
+    from redis import exceptions as kinds
+
+    known = {
+        kinds.ReadOnlyError: "READONLY",
+        kinds.OutOfMemoryError: "OOM",
+        kinds.NoPermissionError: "NOPERM",
+    }
+    for kind, code in known.items():
+        if isinstance(error, kind):
+            return code
+    text = str(error)
+    inner = _IN_SCRIPT.match(text) if text.startswith("Error running script") else None
+    return inner.group(1) if inner is not None else text.partition(" ")[0]
 
 
 def _options(at: RedisUrl, shared: dict[str, Any]) -> dict[str, Any]:

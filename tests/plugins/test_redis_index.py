@@ -426,3 +426,29 @@ async def test_without_redis_at_the_start_it_can_go_on_with_the_mirror() -> None
     assert index.apply(worker.tell(stored(make_chain("x", 3))))
     assert usable(index, make_chain("x", 3)) == 3
     await end(index, worker)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (("--replicaof", "127.0.0.1", "1"), "it is a replica; give the primary"),
+        (("--maxmemory", "1"), "it is full; raise its maxmemory"),
+        (("--min-replicas-to-write", "1"), "too few replicas"),
+    ],
+)
+async def test_a_server_that_takes_no_writes_is_refused_with_advice(
+    options: tuple[str, ...], advice: str
+) -> None:
+    with redis_process(*options) as own:
+        with pytest.raises(ResourceError, match=advice):
+            await started(own.url)
+        index = await started(own.url, on_failure="mirror")
+        assert index.health.state == "away" and advice in index.health.reason
+        await end(index)
+
+
+async def test_the_probe_leaves_nothing(server: RedisProcess) -> None:
+    index = await started(server.url)
+    with server.client as client:
+        assert client.keys("*") == []
+    await end(index)

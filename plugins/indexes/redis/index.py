@@ -35,7 +35,8 @@ from bien.plugins.indexes.redis.reserve import Reserver
 from bien.plugins.indexes.redis.starts import PAGE, Starts, order
 from bien.plugins.indexes.redis.watched import Watched
 
-PROBE = "return redis.call('ZCARD', KEYS[1])"
+# A write that changes nothing: a replica, or a server that is full, refuses it as it would refuse workers.
+PROBE = "return redis.call('ZADD', KEYS[1], 'XX', 0, '')"
 LEAVE_SECONDS = 0.5
 AWAY = (0.1, 0.2, 0.5, 1.0)  # seconds between attempts while Redis is away
 log = logging.getLogger("bien.gateway")
@@ -252,7 +253,7 @@ class RedisIndex:
                 await self._clock.sleep(AWAY[-1])
 
     async def _probe(self) -> None:
-        """Whether keys of ours can be had, and scripts run."""
+        """Whether keys of ours can be had and written, and scripts run."""
         await run_script(self._link.client, PROBE, (fps_key(self._config.namespace),))
 
     # The stream.
