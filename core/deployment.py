@@ -17,6 +17,7 @@ from bien.core.strict import decode, join
 
 MAX_WORKERS = 1024  # of all pools: each is a process, or an engine of the simulation
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+MOST_TOKENS = 1 << 40  # of a worker's KV, or of a context: no machine has so much
 KV_TOKENS = 32768  # of a pool that says nothing about its KV
 
 
@@ -238,6 +239,7 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
     if block < 1 or block & (block - 1):
         yield "model.block_tokens", f"{block} is not a power of two (1, 2, 4, …; usual: 16 or 64)"
     yield from _below("model", {"max_context": model.max_context}, 1)
+    yield from _above("model", {"max_context": model.max_context}, MOST_TOKENS)
     if not 0 <= gateway.port <= 65535:
         yield "gateway.port", f"{gateway.port} is not a port; valid: 0 (any free one) to 65535"
     yield from _below("gateway", {"max_inflight": gateway.max_inflight}, 1)
@@ -267,6 +269,7 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
             text = f"{pool.snapshot_tokens} is less than one block of model.block_tokens = {block}"
             yield f"{path}.snapshot_tokens", f"{text}; valid: 0 or at least {block}"
         yield from _below(path, {"kv_tokens": pool.kv_tokens}, block, "one block of model.block_tokens")
+        yield from _above(path, {"kv_tokens": pool.kv_tokens}, MOST_TOKENS)
         yield from _below(path, {"kv_memory": pool.kv_memory}, 1)
         if pool.kv_tokens is not None and pool.kv_memory is not None:
             both = f"kv_tokens = {pool.kv_tokens} and kv_memory = {pool.kv_memory:,} bytes are both given"
@@ -287,3 +290,9 @@ def _below(path: str, values: Mapping[str, int | None], least: int, why: str = "
     for key, value in values.items():
         if value is not None and value < least:
             yield f"{path}.{key}", f"{value} is too small; the least is {least}{f' ({why})' if why else ''}"
+
+
+def _above(path: str, values: Mapping[str, int | None], most: int) -> Iterator[_Fault]:
+    for key, value in values.items():
+        if value is not None and value > most:
+            yield f"{path}.{key}", f"{value} is too large; the most is {most}"

@@ -9,8 +9,8 @@ import sys
 import typer
 
 from bien.core.errors import BienError, ResourceError
+from bien.replay.entry import INTERRUPTED
 
-INTERRUPTED = 130  # as a shell says it
 COMMANDS = (
     *("replay", "simulate", "calibrate", "compare", "report", "serve", "worker"),
     *("plugins", "deployment", "model", "route", "validate"),

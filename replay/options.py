@@ -11,6 +11,8 @@ from bien.traces.scale import scale_exponent
 
 MOST_LANES = 100_000
 SLOWEST = 1000.0  # times as recorded
+MOST_SESSIONS = 1 << 31
+SEEDS = 1 << 63
 
 
 class ReplayOptions(msgspec.Struct, frozen=True):
@@ -38,8 +40,10 @@ class ReplayOptions(msgspec.Struct, frozen=True):
             raise UserError(f"--time-scale is {self.time_scale:g}; valid: 0 (no gaps) to {SLOWEST:g}")
         if self.gap_cap is not None and not 0 <= self.gap_cap < math.inf:
             raise UserError(f"--gap-cap is {self.gap_cap:g}; valid: 0 seconds or more")
-        if self.sessions is not None and self.sessions < 1:
-            raise UserError(f"--sessions is {self.sessions}; valid: 1 or more")
+        if self.sessions is not None and not 1 <= self.sessions <= MOST_SESSIONS:
+            raise UserError(f"--sessions is {self.sessions}; valid: 1 to {MOST_SESSIONS}")
+        if not -SEEDS <= self.seed < SEEDS:
+            raise UserError(f"--seed is {self.seed}; valid: a 64-bit integer")
         if self.advance is not None and not 0 <= self.advance[0] <= self.advance[1] <= 1:
             raise UserError(f"advance is {self.advance}; valid: two parts of a session, 0 to 1")
         if self.duration is not None and not 0 < self.duration < math.inf:

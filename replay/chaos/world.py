@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 import psutil
@@ -25,6 +25,7 @@ from bien.replay.chaos.gateways import Fleet, Running, Start, before_engines, ch
 from bien.replay.chaos.router import Router, until
 
 ENGINES = 3
+MOST_PORT = 65535
 EVENTS, REPLAY = 1000, 2000  # ports above an engine's own, where its events are
 NAME = "chaos"
 EARLY = 6  # prompts that engines hold before a given router starts
@@ -150,6 +151,7 @@ async def given_world(
 ) -> AsyncIterator[World]:
     """Stand-in engines at the URLs that the router at `url` has for its workers; events are published so many
     ports above. UserError: no such URL. ResourceError: a port is taken, or the router does not answer."""
+    _parts(url, "--url")
     places = [_port(worker, "--workers") for worker in workers]
     if len(places) < 2:
         raise UserError(f"--workers has {len(places)} URLs; valid: two or more, with commas between")
@@ -201,12 +203,23 @@ async def _answers(world: World, url: str) -> bool:
 
 
 def _port(url: str, what: str) -> int:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost") or not parts.port:
-        raise UserError(
-            f"{what} has {url!r}; valid: http://127.0.0.1:PORT: the engines are started here, on loopback"
-        )
-    return parts.port
+    valid = f"http://127.0.0.1:PORT, PORT from 1 to {MOST_PORT - REPLAY}: the engines are started here"
+    parts = _parts(url, what, valid)
+    here, port = parts.hostname in ("127.0.0.1", "localhost"), parts.port or 0
+    if not here or parts.scheme != "http" or not 1 <= port <= MOST_PORT - REPLAY:
+        raise UserError(f"{what} has {url!r}; valid: {valid}", field=what.lstrip("-"))
+    return port
+
+
+def _parts(url: str, what: str, valid: str = "http://HOST:PORT") -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port, or of brackets
+        good = False
+    if not good:
+        raise UserError(f"{what} has {url!r}; valid: {valid}", field=what.lstrip("-"))
+    return parts
 
 
 def _listener(url: str) -> int:

@@ -70,7 +70,8 @@ def explain_command(
 ) -> None:
     """What each router makes of a trace, without a model: hit rate against one pooled cache of the same size,
     imbalance, TTFT, where cached tokens were lost, and what the best placement found in hindsight does.
-    All of it is simulated: gateway, routers, index and engines are those that serve."""
+    All of it is simulated: gateway, routers, index and engines are those that serve. Exit code 1 when turns
+    of a router failed."""
     from bien.core.cores import available_cores
     from bien.core.plugins import PluginManager
     from bien.replay.commands.deployment import composed
@@ -114,6 +115,8 @@ def explain_command(
         print_report(report)  # also when the disk is full by now
     for path, _ in outputs:
         say(f"written to {path}")
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def chaos_command(

@@ -90,12 +90,14 @@ def print_report(report: RouteReport, console: Console | None = None) -> None:
                 console.print(_decision(decision), soft_wrap=True)
     for note in report.notes:
         say(note, "yellow", console)
+    if report.failed:
+        say(f"failed: {', '.join(report.failed)}", "red", console)
 
 
 def _facts(report: RouteReport) -> list[tuple[str, str]]:
     trace, oracle = report.trace, report.oracle
     skipped = f", {trace.skipped} longer ones left out" if trace.skipped else ""
-    hit = next(iter(report.policies.values())).infinite
+    hit = next(p.infinite for p in report.policies.values() if p.infinite is not None)
     return [
         ("costs", _costs(report)),
         (
@@ -141,14 +143,17 @@ def _policies(report: RouteReport) -> Table:
 
 
 def _in_order(report: RouteReport) -> list[tuple[str, PolicyReport]]:
-    return sorted(report.policies.items(), key=lambda item: item[1].ttft_ms.mean or 0.0)
+    def mean(item: tuple[str, PolicyReport]) -> float:
+        return float("inf") if item[1].ttft_ms.mean is None else item[1].ttft_ms.mean
+
+    return sorted(report.policies.items(), key=mean)
 
 
 def _row(policy: PolicyReport) -> list[str]:
-    ttft = policy.ttft_ms
+    ttft, achieved = policy.ttft_ms, policy.achieved
     return [
-        f"{policy.achieved:.1%}",
-        f"{policy.achieved / policy.ideal:.3f}" if policy.ideal else "-",
+        "failed" if achieved is None else f"{achieved:.1%}",
+        f"{achieved / policy.ideal:.3f}" if policy.ideal and achieved is not None else "-",
         _number(policy.imbalance, 2),
         *(_number(value, 0) for value in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)),
         "-" if policy.regret is None else f"{policy.regret:+.1%}",
@@ -161,7 +166,8 @@ def _losses(report: RouteReport) -> Table:
     for head in LOST:
         table.add_column(head, justify="right", no_wrap=True)
     for name, policy in _in_order(report):
-        loss = policy.loss
+        if (loss := policy.loss) is None:
+            continue
         shares = (loss.other_replica, loss.evicted, loss.gone, loss.rounding)
         table.add_row(as_is(name), *(f"{share:.2%}" for share in shares), _number(policy.parity, 3))
     return table
@@ -178,7 +184,8 @@ def _levels(report: RouteReport) -> Table:
             values = [round(p.ttft_ms.p90) for p in level.policies.values() if p.ttft_ms.p90 is not None]
             p90 = level.policies[name].ttft_ms.p90
             best = p90 is not None and round(p90) == min(values)
-            cells.append(Text(_number(p90, 0) + ("*" if best else " "), BEST if best else ""))
+            text = "failed" if level.policies[name].achieved is None else _number(p90, 0)
+            cells.append(Text(text + ("*" if best else " "), BEST if best else ""))
         table.add_row(as_is(name), *cells)
     return table
 

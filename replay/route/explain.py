@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from bien.core.compose import compose
-from bien.core.deployment import Deployment
+from bien.core.deployment import MOST_TOKENS, Deployment
 from bien.core.errors import BienError, UserError
 from bien.core.plugins import PluginManager
 from bien.replay.costs import pool_costs
@@ -17,7 +17,7 @@ from bien.replay.options import ReplayOptions
 from bien.replay.route.costliest import costliest
 from bien.replay.route.crew import Alone, Crew, Processes
 from bien.replay.route.load import TraceCard, blocks_for, fitting, read_sessions
-from bien.replay.route.policies import chosen_policies
+from bien.replay.route.policies import chosen_policies, with_router
 from bien.replay.route.pooled import pooled
 from bien.replay.route.report import (
     Level,
@@ -31,6 +31,7 @@ from bien.replay.route.variant import Hindsight, Seen, Variant
 from bien.replay.simulation import build_workers, simulated, with_workers
 
 POOL = "one pool"
+BASE = "round-robin"  # router where none is compared: of the one pool, and below placements in hindsight
 MOST_JOBS = 256
 
 
@@ -57,8 +58,9 @@ class RoutePlan(msgspec.Struct, frozen=True):
         """UserError naming the option that is out of range."""
         if self.workers is not None and self.workers < 1:
             raise UserError(f"--workers is {self.workers}; valid: 1 or more")
-        if self.capacity is not None and self.capacity < 1:
-            raise UserError(f"--capacity is {self.capacity}; valid: tokens of one worker, 1 or more")
+        if self.capacity is not None and not 1 <= self.capacity <= MOST_TOKENS:
+            text = f"valid: tokens of one worker, 1 to {MOST_TOKENS}"
+            raise UserError(f"--capacity is {self.capacity}; {text}")
         if not 1 <= self.jobs <= MOST_JOBS:
             raise UserError(f"--jobs is {self.jobs}; valid: 1 to {MOST_JOBS}")
         if self.requests < 0:
@@ -110,9 +112,10 @@ def explain(
         trees = ", ".join(map(str, beyond))
         notes.append(f"{trees} session trees at a time: the trace holds {card.sessions}, all run at once")
     policies = {name: sized(d, capacity, card) for name, d in policies.items()}
+    base = sized(with_router(deployment, BASE), capacity, card)
     crew: Crew = Alone(sessions, manager) if plan.jobs == 1 else Processes(sessions, plan.jobs)
     try:
-        return _explain(plan, manager, crew, policies, card, capacity, [*notes, *left_out], on_progress)
+        return _explain(plan, manager, crew, base, policies, card, capacity, [*notes, *left_out], on_progress)
     finally:
         crew.close()
 
@@ -161,13 +164,13 @@ def _explain(
     plan: RoutePlan,
     manager: PluginManager,
     crew: Crew,
+    base: Deployment,
     policies: dict[str, Deployment],
     card: TraceCard,
     capacity: int,
     notes: list[str],
     on_progress: Callable[[int, int], None],
 ) -> RouteReport:
-    base = next(iter(policies.values()))
     workers = base.pool[0].count
 
     def variant(name: str, deployment: Deployment, trees: int = plan.concurrency, **more: Any) -> Variant:
@@ -222,6 +225,7 @@ def _explain(
         oracle=oracle,
         policies=reports,
         best=best_of(reports),
+        failed=_failed(seen),
         levels=[Level(trees, ladder[trees]) for trees in sorted(ladder)],
         notes=[*notes, *_faults(seen)],
     )
@@ -238,6 +242,12 @@ def _faults(seen: Sequence[Seen]) -> list[str]:
             often = max(one.errors, key=one.errors.__getitem__)
             out.append(f"{one.name}: {sum(one.errors.values())} turns failed, most often: {often[:200]}")
     return out
+
+
+def _failed(seen: Sequence[Seen]) -> list[str]:
+    """Names of the policies, in their order, some run of which has failed turns."""
+    names = dict.fromkeys(one.name for one in seen if one.name != POOL and not one.whole_run)
+    return list(names)
 
 
 def _public(deployment: Deployment) -> Any:

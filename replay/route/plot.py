@@ -40,7 +40,7 @@ def draw_policies(axes: Any, report: RouteReport) -> None:
     """Right and down is better."""
     for number, (name, policy) in enumerate(report.policies.items()):
         p90 = policy.ttft_ms.p90
-        if p90 is not None and report.ideal:
+        if p90 is not None and policy.achieved is not None and report.ideal:
             _point(axes, number, policy.achieved / report.ideal, p90 / 1e3, plain(name))
     oracle = report.oracle
     axes.axhline(

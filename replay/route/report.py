@@ -61,17 +61,17 @@ class PolicyReport(msgspec.Struct):
     """One router. Hit rates are by tokens."""
 
     ideal: float  # of one pooled cache of the same total capacity
-    achieved: float
+    achieved: float | None  # None: no turn ended well
     imbalance: float | None  # busy time: the busiest worker over the mean, of the whole run
     ttft_ms: Distribution
     regret: float | None  # mean TTFT over that of the best placement found, less one; None: turns failed
-    infinite: float  # hit rate of a cache that evicts nothing, in this run's order
-    loss: RouteLoss
+    infinite: float | None  # hit rate of a cache that evicts nothing, in this run's order
+    loss: RouteLoss | None
     parity: float | None  # predicted over actual cached tokens
     regrets: Regret | None
     busy_seconds: dict[str, float]
     seconds: float  # of virtual time
-    turns: int
+    turns: int  # that ended well
     errors: int
     costliest: list[Costliest] = []
 
@@ -90,7 +90,7 @@ class Oracle(msgspec.Struct):
 class Trial(msgspec.Struct):
     """One searched placement, simulated on the same stack."""
 
-    achieved: float
+    achieved: float | None  # None: no turn ended well
     imbalance: float | None
     ttft_ms: Distribution
 
@@ -117,12 +117,13 @@ class RouteReport(msgspec.Struct, kw_only=True):
     oracle: Oracle
     policies: dict[str, PolicyReport]
     best: dict[str, list[str]]  # who has the best of each figure
+    failed: list[str] = []  # policies that have failed turns, here or at another level
     levels: list[Level] = []
     notes: list[str] = []
 
 
 def trial(seen: Seen) -> Trial:
-    return Trial(seen.hit, imbalance(seen), Distribution.of_array(seen.ttft_ms))
+    return Trial(seen.hit if seen.ids else None, imbalance(seen), Distribution.of_array(seen.ttft_ms))
 
 
 def imbalance(seen: Seen) -> float | None:
@@ -168,15 +169,15 @@ def policy_report(seen: Seen, ideal: float, oracle: Oracle) -> PolicyReport:
     ttft = Distribution.of_array(seen.ttft_ms)
     mean, p90 = ttft.mean or 0.0, ttft.p90 or 0.0
     regrets = Regret(mean - oracle.ttft_mean_ms, p90 - oracle.ttft_p90_ms, oracle.hit - seen.hit)
-    loss = losses(seen)
+    loss = losses(seen) if seen.ids else None
     cached, predicted = float(seen["cached"].sum()), float(seen["predicted"].sum())
     return PolicyReport(
         ideal=ideal,
-        achieved=seen.hit,
+        achieved=seen.hit if seen.ids else None,
         imbalance=imbalance(seen),
         ttft_ms=ttft,
         regret=mean / oracle.ttft_mean_ms - 1 if seen.whole_run and oracle.ttft_mean_ms else None,
-        infinite=seen.hit + sum(msgspec.structs.astuple(loss)),
+        infinite=None if loss is None else seen.hit + sum(msgspec.structs.astuple(loss)),
         loss=loss,
         parity=predicted / cached if cached else None,
         regrets=regrets if seen.whole_run else None,
@@ -191,7 +192,7 @@ def best_of(policies: dict[str, PolicyReport]) -> dict[str, list[str]]:
     """Names with the best value of each figure, as it is shown. Policies with failed turns take no part."""
     policies = {name: p for name, p in policies.items() if not p.errors}
     figures = {
-        "achieved": {n: -round(p.achieved, 4) for n, p in policies.items()},
+        "achieved": {n: -round(p.achieved, 4) for n, p in policies.items() if p.achieved is not None},
         "imbalance": {n: round(p.imbalance, 3) for n, p in policies.items() if p.imbalance is not None},
         "regret": {n: round(p.regret, 4) for n, p in policies.items() if p.regret is not None},
     }

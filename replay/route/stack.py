@@ -16,6 +16,7 @@ from bien.core.providers import Context
 from bien.core.request import BlockRuns
 from bien.core.worker.inprocess import InProcessClient
 from bien.gateway.core import Gateway
+from bien.gateway.faults import FAULTS
 from bien.replay.cache_account import CacheAccount
 from bien.replay.driver import Driver
 from bien.replay.options import ReplayOptions
@@ -23,7 +24,7 @@ from bien.replay.record import TurnRecord
 from bien.replay.route.hindsight import improved
 from bien.replay.route.infinite import InfiniteCache
 from bien.replay.route.pooled import shared_among
-from bien.replay.route.variant import Placement, Seen, Variant
+from bien.replay.route.variant import COLUMNS, Placement, Seen, Variant
 from bien.replay.route.watch import Placed, Watched
 from bien.replay.signals import cancelling
 from bien.replay.simulation import build_workers
@@ -66,7 +67,15 @@ class Bench:
             workers = [shared_among(w, variant.pool_of) for w in workers]
         names = [w.info.id for w in workers]
         ctx = Context(clock=clock, rng=random.Random(variant.seed))
-        router = Watched(Placed(placement, names) if placement else composition.gateway["router"].make(ctx))
+        try:
+            router = Watched(
+                Placed(placement, names) if placement else composition.gateway["router"].make(ctx)
+            )
+        except FAULTS as error:  # one policy fails; the others are compared
+            for worker in workers:
+                worker.close()
+            nothing = dict.fromkeys(COLUMNS, b"")
+            return Seen(variant.name, packed=nothing, errors={f"{type(error).__name__}: {error}": 1})
         gateway = Gateway(
             [InProcessClient(w.info, w.engine, w.executor, clock) for w in workers],
             router,

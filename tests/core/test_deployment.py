@@ -158,6 +158,8 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"model": {"max_context": 0}}, "model.max_context", "the least is 1"),
         ({"gateway": {"port": 70000}}, "gateway.port", "0 (any free one) to 65535"),
         ({"gateway": {"max_inflight": 0}}, "gateway.max_inflight", "the least is 1"),
+        ({"model": {"max_context": 1 << 63}}, "model.max_context", "is too large; the most is 1099511627776"),
+        ({"pool": [{"kv_tokens": (1 << 40) + 1}]}, "pool[0].kv_tokens", "is too large; the most is"),
         ({"gateway": {"silence_seconds": -1}}, "gateway.silence_seconds", "-1 is no time; valid: 0 seconds"),
         ({"gateway": {"silence_seconds": float("nan")}}, "gateway.silence_seconds", "valid: 0 seconds"),
         ({"gateway": {"drain_seconds": -0.5}}, "gateway.drain_seconds", "-0.5 is no time; valid: 0 seconds"),

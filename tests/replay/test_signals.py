@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import psutil
@@ -233,3 +234,38 @@ cli.main()
 def test_one_more_interrupt_while_python_ends_keeps_the_exit_code() -> None:
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+IN_AN_IMPORT = """
+import os, signal, sys
+
+class Strikes:
+    def find_spec(self, name, path=None, target=None):
+        if name == struck:
+            os.kill(os.getpid(), signal.SIGINT)
+            sys.stdout.write("it went on")
+
+struck, sys.argv[1:] = sys.argv[1], ["--version"]
+sys.meta_path.insert(0, Strikes())
+from bien.replay.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["bien.replay.cli", "typer", "bien.replay.commands.validate"])
+def test_an_interrupt_in_an_import_says_nothing(module: str) -> None:
+    command = [sys.executable, "-c", IN_AN_IMPORT, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_that_is_ignored_stays_so() -> None:
+    ignores = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + IN_AN_IMPORT
+    command = [sys.executable, "-c", ignores, "typer"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("it went on"), done
+
+
+def test_the_command_begins_there() -> None:
+    (point,) = entry_points(group="console_scripts", name="bien")
+    assert point.value == "bien.replay.entry:main"

@@ -152,6 +152,30 @@ def test_url_and_workers_belong_together() -> None:
     assert isinstance(result.exception, UserError) and "--workers" in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("--url", "nonsense"),
+        ("--url", "http://"),
+        ("--url", "http://x:99999"),
+        ("--url", "http://x:port"),
+        ("--url", "http://[::1"),
+        ("--workers", "http://127.0.0.1:99999"),
+        ("--workers", "http://127.0.0.1:65000"),
+        ("--workers", "http://127.0.0.1:-1"),
+        ("--workers", "http://[::1"),
+        ("--workers", "127.0.0.1:80"),
+    ],
+)
+def test_urls_that_are_none_are_named(option: str, url: str) -> None:
+    words = {"--url": "http://127.0.0.1:1", "--workers": "http://127.0.0.1:2,http://127.0.0.1:3"}
+    words[option] = url if option == "--url" else f"{url},{url}"
+    flat = [word for pair in words.items() for word in pair]
+    result = CliRunner().invoke(make_app(), ["route", "chaos", *flat])
+    assert isinstance(result.exception, UserError), result.exception
+    assert f"{option} has {url!r}; valid: http" in str(result.exception)
+
+
 async def test_workers_are_on_loopback() -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.raises(UserError, match="engines are started here"):
         async with given_world(

@@ -55,6 +55,10 @@ def test_wrong_policies(names, message, fleet, manager):
     [
         ({"workers": 0}, "--workers is 0; valid: 1 or more"),
         ({"capacity": 0}, "--capacity is 0; valid"),
+        ({"capacity": (1 << 63) - 1}, "--capacity is 9223372036854775807; valid: tokens of one worker, 1 to"),
+        ({"seed": 1 << 63}, "--seed is 9223372036854775808; valid: a 64-bit integer"),
+        ({"seed": -(1 << 63) - 1}, "--seed is -9223372036854775809; valid: a 64-bit integer"),
+        ({"sessions": 10**20}, "--sessions is 100000000000000000000; valid: 1 to"),
         ({"concurrency": 0}, "--concurrency is 0"),
         ({"jobs": 0}, "--jobs is 0; valid: 1 to"),
         ({"requests": -1}, "--requests is -1"),

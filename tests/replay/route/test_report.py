@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import io
+import json
 
 import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from bien.core.errors import BienError, UserError
+from bien.gateway.routing import Decision
+from bien.plugins.routers.blocks import Blocks
+from bien.replay.cli import make_app
 from bien.replay.metrics import Distribution
 from bien.replay.route.costliest import costliest
 from bien.replay.route.display import parse_ladder, print_report
@@ -142,6 +147,43 @@ def test_where_every_run_has_failed_turns_nothing_is_compared(fleet, manager, mo
     monkeypatch.setattr(stack.Watched, "choose", broken)
     with pytest.raises(BienError, match="kv-aware: .* turns failed, most often: .*no"):
         explain(RoutePlan((), fleet, policies=("kv-aware",)), manager)
+
+
+@pytest.mark.parametrize("how", ["choice", "start"])
+def test_a_router_that_fails_is_named_and_falsifies_no_other(
+    report: RouteReport, fleet, manager, monkeypatch, how: str
+):
+    """`blocks` comes first by name; the pool and hindsight go on without it."""
+    if how == "choice":
+        monkeypatch.setattr(Blocks, "choose", lambda self, request, targets: Decision(99, 0))
+    else:
+        monkeypatch.setattr(Blocks, "__init__", lambda *_, **__: 1 / 0)
+    plan = RoutePlan((), fleet, concurrency=4, policies=("blocks", "kv-aware"), ladder=(2, 4), rounds=0)
+    broken = explain(plan, manager)
+    assert broken.ideal == report.ideal > 0
+    assert broken.policies["kv-aware"].achieved == report.policies["kv-aware"].achieved
+    one = broken.policies["blocks"]
+    assert (one.achieved, one.infinite, one.loss, one.regret) == (None, None, None, None)
+    assert one.errors and broken.failed == ["blocks"] and report.failed == []
+    assert broken.levels[0].policies["blocks"].achieved is None
+    assert "blocks" not in str(broken.best)
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(broken, console)
+    text = console.export_text()
+    rows = [line for line in text.splitlines() if line.startswith("blocks ")]
+    assert len(rows) == 2 and "failed" in rows[0] and rows[1].split() == ["blocks", "failed", "failed"]
+    assert "0.0%" not in rows[0] and "failed: blocks" in text
+
+
+def test_the_command_fails_with_a_router(monkeypatch, tmp_path):
+    monkeypatch.setattr(Blocks, "choose", lambda self, request, targets: Decision(99, 0))
+    words = ["--policy", "blocks", "--policy", "sticky", "--jobs", "1", "--rounds", "0", "--sessions", "1"]
+    out = tmp_path / "r.json"
+    result = CliRunner().invoke(make_app(), ["route", "explain", *words, "--json", str(out)])
+    assert result.exit_code == 1, result.output
+    found = json.loads(out.read_text())
+    assert found["failed"] == ["blocks"] and found["policies"]["blocks"]["achieved"] is None
+    assert found["policies"]["sticky"]["achieved"] is not None
 
 
 def test_an_empty_distribution_is_shown(report: RouteReport):
