@@ -16,6 +16,8 @@ from bien.core.text.model import TextModel
 from bien.gateway.http import errors, handlers, tokens
 from bien.gateway.http.metrics import HttpMetrics
 from bien.gateway.http.served import SERVED, Generator, Served
+from bien.gateway.parsing.dialects import Dialect
+from bien.gateway.parsing.parser import Parser
 from bien.gateway.prompt import Prompts
 from bien.gateway.protocols.models import Models
 
@@ -24,6 +26,7 @@ MAX_BODY_BYTES = 64 << 20
 ROUTES: tuple[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]], ...] = (
     ("POST", "/v1/chat/completions", handlers.chat_completions),
     ("POST", "/v1/completions", handlers.text_completions),
+    ("POST", "/v1/responses", handlers.responses),
     ("POST", "/v1/messages", handlers.messages),
     ("POST", "/v1/messages/count_tokens", tokens.count_tokens),
     ("POST", "/tokenize", tokens.tokenize),
@@ -51,16 +54,18 @@ def make_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     epoch: Callable[[], float] | None = None,
     health: Callable[[], dict[str, Any]] = dict,
+    parser: Parser | None = None,
 ) -> web.Application:
     """The application of one gateway and one model.
 
     `max_context` and `vocab_size` (None: the tokenizer's) limit requests; `refuses`: fields of them that a
     worker cannot serve; `registry` is what /metrics shows; `epoch` gives seconds since 1970; `health` what
-    /health says beside its status.
+    /health says beside its status; `parser` reads answers to conversations (None: they are text).
     """
     epoch = epoch or WallClock().epoch
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_frame])
-    prompts = Prompts(text, max_context=max_context, vocab_size=vocab_size)
+    dialect = Dialect(parser, text) if parser is not None else None
+    prompts = Prompts(text, max_context=max_context, vocab_size=vocab_size, dialect=dialect)
     app[SERVED] = Served(
         gateway=gateway,
         prompts=prompts,

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from bien.core.errors import UserError
+from bien.core.errors import UserError, nearest
+from bien.gateway.parsing.calling import AUTO, Calling
 from bien.gateway.protocols.ask import Ask, Chat
 from bien.gateway.protocols.blocks import Block, content, plain
 from bien.gateway.protocols.fields import (
@@ -94,6 +95,11 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
+class MessageStyle(msgspec.Struct, frozen=True):
+    hide_reasoning: bool = False  # it goes to the client sealed
+    edits_context: bool = False  # edits were asked for, and the answer says that there were none
+
+
 def read(body: bytes) -> Ask:
     """UserError naming the field that is wrong."""
     fields = decode(body, MessagesFields, _ONLY)
@@ -119,10 +125,15 @@ def read_count(body: bytes) -> Ask:
 def _ask(fields: MessagesFields) -> Ask:
     if not fields.messages:
         raise UserError("messages is empty; valid: at least one message", field="messages")
-    thinking = _thinking(fields)
-    ask = Ask(
+    return Ask(
         model=fields.model,
-        prompt=Chat(_turns(fields).messages, tools=_tools(fields.tools), thinking=thinking, bends=True),
+        prompt=Chat(
+            _turns(fields).messages,
+            tools=_tools(fields.tools),
+            thinking=_thinking(fields),
+            calling=_calling(fields),
+            bends=True,
+        ),
         max_tokens=None,
         temperature=between("temperature", fields.temperature, 0, 1, 1.0),
         top_p=between("top_p", fields.top_p, 0, 1, 1.0, above=True),
@@ -132,11 +143,11 @@ def _ask(fields: MessagesFields) -> Ask:
         include_usage=True,
         session=_session(fields.metadata),
         shorten=True,
-        hide_reasoning=fields.thinking is not None and fields.thinking.display == "omitted",
-        edits_context=fields.context_management is not None,
+        style=MessageStyle(
+            hide_reasoning=fields.thinking is not None and fields.thinking.display == "omitted",
+            edits_context=fields.context_management is not None,
+        ),
     )
-    _choose(ask, fields)
-    return ask
 
 
 def _turns(fields: MessagesFields) -> Turns:
@@ -165,20 +176,23 @@ def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return [function(t.name, t.description, t.input_schema) for t in tools or ()] or None
 
 
-def _choose(ask: Ask, fields: MessagesFields) -> None:
+def _calling(fields: MessagesFields) -> Calling:
     choice = fields.tool_choice
     if choice is None:
-        return
+        return AUTO
+    parallel = not choice.disable_parallel_tool_use
     known = [tool.name for tool in fields.tools or ()]
-    if choice.type in ("any", "tool") and not known:
+    if choice.type in ("auto", "none"):
+        return Calling("none" if choice.type == "none" and known else "auto", parallel=parallel)
+    if not known:
         raise UserError(
-            f"tool_choice={choice.type!r} without tools; valid: 'auto', 'none'", field="tool_choice"
+            f"tool_choice.type={choice.type!r} without tools; valid: 'auto', 'none'", field="tool_choice.type"
         )
     if choice.type == "tool" and choice.name not in known:
         raise UserError(
-            f"tool_choice.name={choice.name!r} is none of the tools; valid: {', '.join(known)}",
-            field="tool_choice.name",
+            f"tool_choice.name={choice.name!r}; {nearest(choice.name or '', known)}", field="tool_choice.name"
         )
+    return Calling("required", (choice.name or "") if choice.type == "tool" else "", parallel)
 
 
 def _thinking(fields: MessagesFields) -> Thinking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from bien.core.speculation.counts import DraftCounts
 from bien.gateway.parsing.events import Event, Text
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Choice, Usage
+from bien.gateway.protocols.messages import MessageStyle
 from bien.gateway.protocols.parts import Part, Parts, parts_of
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score
@@ -23,11 +25,13 @@ class MessageAnswer:
     message_delta, message_stop."""
 
     def __init__(self, ask: Ask, id: str, created: int) -> None:
+        style = ask.style
+        assert isinstance(style, MessageStyle)
         self.id = id
-        self._hide = ask.hide_reasoning
+        self._hide = style.hide_reasoning
         self._limit = ask.max_tokens
         self._edits: dict[str, Any] = (
-            {"context_management": {"applied_edits": []}} if ask.edits_context else {}
+            {"context_management": {"applied_edits": []}} if style.edits_context else {}
         )
         self._head: dict[str, Any] = {"id": id, "type": "message", "role": "assistant", "model": ask.model}
         self._parts = Parts(self)
@@ -45,9 +49,16 @@ class MessageAnswer:
         usage: Usage | None,
         scores: list[Score] | None = None,
     ) -> bytes:
-        return self.events([Text(text)])
+        return self._parts.take([Text(text)])
 
-    def events(self, events: list[Event]) -> bytes:
+    def said(
+        self,
+        index: int,
+        events: Sequence[Event],
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
         return self._parts.take(events)
 
     def closing(
@@ -59,7 +70,7 @@ class MessageAnswer:
         stop: str | None = None,
     ) -> bytes:
         out = self._parts.close()
-        delta = {"stop_reason": self._reason(finish, usage, stop, self._parts.all), "stop_sequence": stop}
+        delta = {"stop_reason": self._reason(finish, usage, stop), "stop_sequence": stop}
         return out + _event("message_delta", delta=delta, usage=counts(usage), **self._edits)
 
     def end(self, usage: Usage, drafts: DraftCounts | None = None) -> bytes:
@@ -77,12 +88,13 @@ class MessageAnswer:
         drafts: DraftCounts | None = None,
     ) -> bytes:
         choice = choices[0]
-        parts = parts_of([Text(choice.text)])
         return encode(
             {
                 **self._head,
-                "content": [self._block(part) for part in parts if part.complete],
-                "stop_reason": self._reason(choice.finish, usage, choice.stop, parts),
+                "content": [
+                    self._block(part) for part in parts_of(choice) if part.complete or part.kind != "call"
+                ],
+                "stop_reason": self._reason(choice.finish, usage, choice.stop),
                 "stop_sequence": choice.stop,
                 "usage": counts(usage),
                 **self._edits,
@@ -120,13 +132,13 @@ class MessageAnswer:
     def _sign(self, part: Part) -> str:
         return seal(part.text) if self._hide else signature(part.text)
 
-    def _reason(self, finish: str, usage: Usage, stop: str | None, parts: list[Part]) -> str:
+    def _reason(self, finish: str, usage: Usage, stop: str | None) -> str:
         if finish == "length":
             short = self._limit is not None and usage.completion_tokens < self._limit
             return "model_context_window_exceeded" if short else "max_tokens"
         if stop is not None:
             return "stop_sequence"
-        return "tool_use" if any(part.kind == "call" and part.complete for part in parts) else "end_turn"
+        return "tool_use" if finish == "tool_calls" else "end_turn"
 
 
 def counts(usage: Usage) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bien.gateway.parsing.events import CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
+from bien.gateway.protocols.ask import Choice
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -21,7 +22,7 @@ class Part:
     name: str = ""  # of a call
     id: str = ""  # of a call
     pieces: list[str] = field(default_factory=list)
-    complete: bool = True  # False: of a call that was cut
+    complete: bool = True  # False: it was cut
 
     @property
     def text(self) -> str:
@@ -58,10 +59,13 @@ class Parts:
                 out.append(self._grow(event))
         return b"".join(out)
 
-    def close(self) -> bytes:
-        """The part that is open, if any, has ended."""
+    def close(self, *, cut: bool = False) -> bytes:
+        """The part that is open, if any, has ended; `cut`: before its time."""
         part, self._open = self._open, None
-        return b"" if part is None else self._writer.ended(part)
+        if part is None:
+            return b""
+        part.complete &= not cut
+        return self._writer.ended(part)
 
     def _grow(self, event: Reasoning | Text | CallArguments) -> bytes:
         kind: Kind = "call"
@@ -91,8 +95,9 @@ class _Silent:
         return b""
 
 
-def parts_of(events: Iterable[Event]) -> list[Part]:
+def parts_of(choice: Choice) -> list[Part]:
     """Of an answer that is not streamed."""
     parts = Parts(_Silent())
-    parts.take(events)
+    parts.take([Text(choice.text)] if choice.events is None else choice.events)
+    parts.close(cut=choice.finish == "length")
     return parts.all
