@@ -21,11 +21,13 @@ from bien.core.deployment import GatewaySpec
 from bien.core.errors import DeploymentError, OverloadError, PluginFault, WorkerDiedError
 from bien.core.kv.hashing import tenant_key
 from bien.core.request import GenerateRequest
-from bien.core.worker.client import Answering, WorkerClient
+from bien.core.worker.client import WorkerClient
 from bien.core.worker.messages import StepFrame, WorkerInfo
 from bien.gateway.admission import Admission, Slot
 from bien.gateway.chain import PromptChains
 from bien.gateway.checks import check_fits, check_parameters, context_limit
+from bien.gateway.departed import Departed
+from bien.gateway.doubts import Doubts
 from bien.gateway.faults import FAULTS
 from bien.gateway.feed import IndexFeed
 from bien.gateway.generation import Generation
@@ -96,9 +98,10 @@ class Gateway:
         self._ledger = Ledger(
             clock, self.totals, self._admission, router, recorded, tracer, verifier=self.verifier
         )
+        self._departed = Departed(self.totals)
         self._trial = Trial()
         self._replaced: set[asyncio.Task[None]] = set()  # clients that are being closed
-        self._asked: set[asyncio.Task[None]] = set()  # workers that are asked whether they are there
+        self._doubts = Doubts(self._members, self.totals, self._opened)
         self._joined = asyncio.Event()  # set and replaced whenever a worker can be used that could not before
         self._closed = False
         for client in workers:
@@ -185,34 +188,16 @@ class Gateway:
             self._replaced.add(closing)
             closing.add_done_callback(self._replaced.discard)
         self._members[info.id] = Member(client)
+        self._departed.came(info.id)
+        self._feed.join(client)  # first: frames that came meanwhile are told at once
         client.attach(self)
-        self._feed.join(client)
         if self.verifier is not None:
             self.verifier.joined(info)
         self._opened()
 
     def doubt(self, worker: str) -> None:
-        """It may be gone, says somebody: no request is placed there until it has answered. One that cannot be
-        asked is not doubted; one that never answers its client gives up."""
-        member = self._members.get(worker)
-        if member is None or member.doubted or not isinstance(member.client, Answering):
-            return
-        member.doubted = True
-        log.warning("worker %s may be gone; nothing is sent there until it answers", worker)
-        task = asyncio.get_running_loop().create_task(self._ask(member, member.client))
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-
-    async def _ask(self, member: Member, client: Answering) -> None:
-        try:
-            await client.ping()
-        except WorkerDiedError:
-            return
-        except FAULTS:
-            self.totals.faults += 1
-            log.exception("worker %s could not be asked", member.id)
-        member.doubted = False
-        self._opened()
+        """It may be gone, says somebody: no request is placed there until it has answered."""
+        self._doubts.doubt(worker)
 
     def _opened(self) -> None:
         self._joined.set()
@@ -257,6 +242,7 @@ class Gateway:
 
     def _drop(self, member: Member, reason: str) -> None:
         del self._members[member.id]
+        self._departed.left(member.id, self.clock.time())
         self._feed.leave(member.id)
         self._probes.lost(member.id)
         if self.verifier is not None:
@@ -282,8 +268,7 @@ class Gateway:
         if self.verifier is not None:
             await self.verifier.close()
         await self._feed.close()
-        for asked in self._asked:
-            asked.cancel()
+        self._doubts.close()
         await asyncio.gather(*self._replaced, return_exceptions=True)
         for member in list(self._members.values()):
             self._drop(member, "the gateway is going down")

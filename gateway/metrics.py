@@ -33,6 +33,12 @@ class Compared:
         else:
             self.under += found - predicted
 
+    def join(self, other: Compared) -> None:
+        self.predicted += other.predicted
+        self.found += other.found
+        self.over += other.over
+        self.under += other.under
+
     @property
     def parity(self) -> float:
         """As of `Totals`."""
@@ -54,8 +60,9 @@ class Totals:
     replaced: int = 0  # placements that a worker's death made necessary
     deaths: int = 0
     faults: int = 0  # calls in which router or index failed outside of a placement
-    placements: dict[str, int] = field(default_factory=dict)  # by worker
-    compared: dict[str, Compared] = field(default_factory=dict)  # by worker
+    # By worker; those gone for long are one (departed.py).
+    placements: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, Compared] = field(default_factory=dict)
 
     @property
     def parity(self) -> float:

@@ -15,6 +15,7 @@ from bien.core.errors import OverloadError, WorkerDiedError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.speculation.counts import DraftCounts, SourceCounts
 from bien.gateway.core import Gateway
+from bien.gateway.departed import MOST, NAME, SECONDS
 from bien.gateway.testing.fake_worker import FakeWorker
 from bien.plugins.routers.round_robin import RoundRobin
 
@@ -148,3 +149,39 @@ def test_one_span_per_request_with_events(make_gateway: MakeGateway) -> None:
     assert ended.attributes["bien.output_tokens"] == 2
     assert ended.attributes["bien.finish"] == "stop"
     assert failed.status.status_code is StatusCode.ERROR
+
+
+def test_names_that_never_return_are_counted_as_one(make_gateway: MakeGateway) -> None:
+    """A fleet that gives each worker a new name: pages and memory stay as large as they are."""
+    registry = CollectorRegistry()
+    sizes: list[int] = []
+
+    async def main() -> None:
+        gateway = make_gateway(FakeWorker(CLOCK, "stays"), metrics=registry, router=RoundRobin())
+        for n in range(4 * MOST):
+            worker = FakeWorker(CLOCK, f"w{n:05}")
+            gateway.join(worker)
+            for _ in range(2):
+                async with gateway.generate(request()) as stream:
+                    async for _output in stream:
+                        pass
+            worker.die()
+            sizes.append(len(generate_latest(registry).splitlines()))
+        totals = gateway.totals
+        assert len(totals.placements) == len(totals.compared) == MOST + 2
+        assert sizes[-1] == sizes[2 * MOST]
+        assert sum(totals.placements.values()) == 8 * MOST == totals.started
+        assert sum(one.found for one in totals.compared.values()) == totals.cached_tokens
+        assert sum(one.predicted for one in totals.compared.values()) == totals.predicted_cached_tokens
+        assert totals.placements[NAME] == 3 * MOST
+
+        again = FakeWorker(CLOCK, f"w{4 * MOST - 2:05}")
+        gateway.join(again)  # it is back, and stays itself
+        await CLOCK.sleep(2 * SECONDS)
+        last = FakeWorker(CLOCK, "last")
+        gateway.join(last)
+        last.die()
+        assert set(totals.placements) == {"stays", again.info.id, NAME}
+        await gateway.close()
+
+    VirtualClock.run(main())
