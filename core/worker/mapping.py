@@ -95,12 +95,17 @@ class FrameMaker:
         """`events` must hold what the batches numbered so far have led to, no more and no less."""
         return Snapshot(self._generation, self.seq, events, self._dp_rank)
 
+    def mark(self) -> EventBatch:
+        """An empty batch: who started from what is stored sees by its number whether anything is missing."""
+        return self._numbered([])
+
     def _frame(self, outputs: list[Output], stats: WorkerStats, time: float) -> StepFrame:
         return StepFrame(outputs, self.batch, stats, time, self._dp_rank)
 
     def _batch(self, events: list[KVEvent]) -> EventBatch | None:
-        if not events:
-            return None
+        return self._numbered(events) if events else None
+
+    def _numbered(self, events: list[KVEvent]) -> EventBatch:
         self.seq += 1
         return EventBatch(self._worker, self._dp_rank, self._generation, self.seq, events)
 

@@ -109,7 +109,8 @@ class Challenge(msgspec.Struct, array_like=True, tag="challenge"):
 
 
 class Proof(msgspec.Struct, array_like=True, tag="proof"):
-    """That the gateway knows the token. Answered with Hello, or, where it does not, with Shutdown."""
+    """That the gateway knows the token. Answered with Hello, behind a StepFrame of each rank where the worker
+    publishes, or, where it does not, with Shutdown."""
 
     proof: str
 

@@ -110,12 +110,12 @@ class Server:
         self._count += 1
         gateway.client = self._count
         self._gateways[gateway.client] = gateway
+        if self.publisher is not None:
+            self._mark(self.publisher)  # before it can begin to read what is stored
         gateway.send(Hello(PROTOCOL, self.info))
         for rank in self.ranks:
             unseen = rank.newest.ahead_of(gateway.client)
             gateway.send(StepFrame(stats=rank.stats, dp_rank=rank.number, unseen=unseen))
-        if self.publisher is not None:
-            self.publisher.hurry()
 
     def submit(self, client: int, rid: int, request: GenerateRequest) -> None:
         try:
@@ -194,6 +194,17 @@ class Server:
         if len(self._ended) == len(self.ranks) and not self.stopped.done():
             failed = [why for why in self._ended.values() if why != STOPPED]
             self.stopped.set_result(failed[0] if failed else STOPPED)
+
+    def _mark(self, publisher: Publisher) -> None:
+        """Whoever joined starts from what is published, which is a little behind: batches that wait to be
+        written, or had to be dropped, it has not had as frames. They are written now; and as nothing more may
+        come for long, every rank says where it is."""
+        for rank in self.ranks:
+            batch = rank.frames.mark()
+            for gateway in self._gateways.values():
+                gateway.send(StepFrame(batch=batch, dp_rank=rank.number))
+            publisher.add(batch)
+        publisher.hurry()
 
     def _leave(self, id: str) -> None:
         rank = self._places.pop(id)

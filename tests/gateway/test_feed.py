@@ -6,7 +6,8 @@ import asyncio
 
 from bien.core.clock import VirtualClock
 from bien.core.kv.events import EventBatch, KVEvent
-from bien.core.worker.messages import Snapshot
+from bien.core.worker.client import WorkerListener
+from bien.core.worker.messages import Snapshot, StepFrame
 from bien.gateway.feed import STORED
 from bien.gateway.testing.fake_worker import FakeWorker
 from bien.gateway.testing.index import make_chain
@@ -125,4 +126,33 @@ async def test_who_waits_for_warmth_waits_no_longer_than_he_said(make_gateway: M
     gateway = make_gateway(Mute(CLOCK, auto=False))
     await gateway.warm(3.0)
     assert CLOCK.time() == 3.0
+    await gateway.close()
+
+
+class Early(FakeWorker):
+    """Has had a frame before anybody listened, as a client of a socket may."""
+
+    early: EventBatch
+
+    def attach(self, listener: WorkerListener) -> None:
+        super().attach(listener)
+        listener.on_frame(self, StepFrame(batch=self.early))
+
+
+@virtual
+async def test_what_a_client_heard_before_it_joined_shows_that_the_store_is_behind(
+    make_gateway: MakeGateway,
+) -> None:
+    """A worker marks where it is when a gateway joins; nothing else may come of it for long."""
+    worker, index = Early(CLOCK, auto=False), StoredIndex(CLOCK)
+    say(worker, 0)
+    store(worker, index)
+    say(worker, 1)  # published later than the gateway looks
+    worker.seq += 1
+    worker.early = EventBatch("w0", 0, worker.info.generation, worker.seq, [])
+    gateway = make_gateway(worker, index=index)
+    await CLOCK.sleep(0.02)
+    store(worker, index)
+    await gateway.warm(5.0)
+    assert usable(index) == 2 and worker.snapshots == 0 and index.restores == 2
     await gateway.close()

@@ -11,6 +11,7 @@ import pytest
 
 from bien.core.clock import WallClock
 from bien.core.errors import ResourceError, UserError, WorkerDiedError
+from bien.core.kv.events import EventBatch
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.worker import server as server_module
 from bien.core.worker.handshake import Meeting, proof
@@ -436,3 +437,37 @@ async def test_a_step_may_be_as_long_as_it_likes() -> None:
         await recorder.finished(1)
         assert recorder.finish(1) == "length" and not recorder.deaths
         await client.close()
+
+
+class Published:
+    """In place of a publisher."""
+
+    def __init__(self) -> None:
+        self.batches: list[EventBatch] = []
+        self.hurried = 0
+
+    def add(self, batch: EventBatch) -> None:
+        self.batches.append(batch)
+
+    def hurry(self) -> None:
+        self.hurried += 1
+
+
+async def test_who_joins_a_worker_that_publishes_hears_first_where_it_is() -> None:
+    """What is stored may be behind it, and nothing else may come for long."""
+    async with running() as worker:
+        early, recorder = await worker.connect()
+        assert not [f.batch for f in recorder.frames if f.batch], "without a store there is nothing behind"
+        worker.server.publisher = published = Published()  # type: ignore[assignment]
+        client = await SocketClient.connect(worker.host, worker.port, TOKEN)
+        mark = client._early[0].batch  # before it can ask anything
+        assert mark is not None and (mark.seq, mark.events, mark.dp_rank) == (1, [], 0)
+        assert published.batches == [mark] and published.hurried == 1
+        other = await SocketClient.connect(worker.host, worker.port, TOKEN)
+        batches = [f.batch for f in other._early if f.batch]
+        assert [b.seq for b in batches] == [2]
+        await recorder.until(lambda: [f.batch.seq for f in recorder.frames if f.batch] == [1, 2])
+        assert (await early.snapshot()).seq == 2
+        worker.server.publisher = None
+        for one in (early, client, other):
+            await one.close()
