@@ -32,7 +32,7 @@ class KVIndex(Protocol):
     def predict(self, worker: str, dp_rank: int, hashes: bytes, ttl: float) -> None:
         """These prompt blocks were routed there and will be stored; forget after `ttl` seconds unless an
         event confirms. `ttl` 0 takes one earlier prediction of just these blocks back, if there is one
-        still: its request was aborted before its first output."""
+        still, that which would last longest: its request was aborted before its first output."""
         ...
 
     def overlaps(self, hashes: bytes, targets: list[tuple[str, int]]) -> list[int]:

@@ -165,7 +165,8 @@ class Fleet:
             known = [c[0] for c in model.coming]
             if known and rng.random() < 0.4:
                 hashes = rng.choice(known)
-                del model.coming[known.index(hashes)]
+                # That which would last longest: then it is no matter who has dropped what is over.
+                del model.coming[max((c[1], i) for i, c in enumerate(model.coming) if c[0] == hashes)[1]]
                 ttl = 0.0
             else:
                 ttl = rng.choice([0.5, 5.0])
@@ -316,6 +317,30 @@ def mixed(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     x = (x ^ x >> half) * second
     x = (x ^ x >> half) * first
     return x ^ x >> big(29)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("table", ["native", "python"])
+def test_what_is_taken_back_is_no_prediction_that_is_over(table: str, looks: bool) -> None:
+    """Whether or not somebody has looked, and so dropped it, before."""
+    clock = HandClock()
+    index = MemoryIndex(clock, table)  # type: ignore[arg-type]
+    index.join(WorkerInfo("w", "1", "fp", block_tokens=BLOCK))
+    chain = b"".join(make_chain("x", 3))
+    place = [("w", 0)]
+    for ttls in ((0.5, 5.0), (0.5, 5.0, 5.0), (5.0, 9.0)):  # one of them is taken back after a second
+        for ttl in ttls:
+            index.predict("w", 0, chain, ttl)
+        clock.now += 1.0
+        if looks:
+            index.overlaps(chain, place)
+        index.predict("w", 0, chain, 0.0)
+        left = sorted(ttls)[:-1]
+        assert index.overlaps(chain, place) == [3 if left[-1] > 1.0 else 0]
+        clock.now += left[-1]
+        assert index.overlaps(chain, place) == [0]
+        clock.now += 100.0
+    index.close()
 
 
 @pytest.mark.parametrize("table", ["native", "python"])

@@ -63,11 +63,10 @@ class Engine:
         del self.predictions[:-MAX_PREDICTIONS]
 
     def take_back(self, hashes: bytes) -> None:
-        """One of them: another request may have predicted the same."""
-        for i, prediction in enumerate(self.predictions):
-            if prediction.hashes == hashes:
-                del self.predictions[i]
-                return
+        """The one that would last longest: another request may have predicted the same."""
+        equal = [(p.expires, i) for i, p in enumerate(self.predictions) if p.hashes == hashes]
+        if equal:
+            del self.predictions[max(equal)[1]]
 
     def usable(self, chain: Chain, now: float) -> int:
         """Blocks that every group can use from the first tier, once the prompts on their way have run."""

@@ -44,7 +44,8 @@ class Table(Protocol):
         ...
 
     def take_back(self, engine: int, hashes: bytes) -> None:
-        """Forget one prediction of just these, if there is one."""
+        """Forget one prediction of just these, if there is one: that which would last longest, so that it is
+        no matter whether others that have expired are still here."""
         ...
 
     def forget(self, engine: int) -> None:

@@ -124,10 +124,12 @@ class Table {
         if (coming.size() == MOST_PREDICTIONS) coming.erase(coming.begin());
         coming.push_back(std::move(p));
     }
-    // One of them: another request may have predicted the same.
+    // The one that would last longest: another request may have predicted the same.
     void take_back(uint32_t e, Chain chain) {
         std::vector<Prediction> &coming = engines_[e].coming;
-        const auto found = std::find_if(coming.begin(), coming.end(), [&](const Prediction &p) { return p.same(chain); });
+        auto found = coming.end();
+        for (auto p = coming.begin(); p != coming.end(); ++p)
+            if (p->same(chain) && (found == coming.end() || p->expires >= found->expires)) found = p;
         if (found != coming.end()) coming.erase(found);
     }
     void forget(uint32_t e) { engines_[e].coming.clear(); }
