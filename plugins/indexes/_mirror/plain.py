@@ -1,10 +1,10 @@
 """`PlainTable`: the table in Python, each engine for itself. For machines without a compiler, and the measure
 of the compiled one, with which it shares nothing, in tests.
 
-The name of a block says which one is before it, and this table relies on that to look at few of them. Events
-that contradict each other, a block told with two parents, no engine makes whose names are chained hashes; of such
-blocks the compiled table, which looks at each, says what is held, and this one may count them although one before
-them is not."""
+The name of a block says which one is before it, and this table relies on that to look at few of them.
+Events that contradict each other, a block told with two parents, no engine makes whose names are chained
+hashes; of such blocks the compiled table, which looks at each, says what is held, and this one may count
+them although one before them is not."""
 
 from __future__ import annotations
 
