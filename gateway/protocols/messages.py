@@ -24,8 +24,9 @@ from bien.gateway.protocols.fields import (
     stop_strings,
 )
 from bien.gateway.protocols.thinking import Thinking
-from bien.gateway.protocols.turns import Turns, function
+from bien.gateway.protocols.turns import Functions, Turns
 
+OLD_VERSION = "2023-01-01"
 LEAST_BUDGET = 1024  # Anthropic's
 _SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")  # Claude Code's user_id ends so, or is an object in JSON
 
@@ -100,6 +101,15 @@ class MessageStyle(msgspec.Struct, frozen=True):
     edits_context: bool = False  # edits were asked for, and the answer says that there were none
 
 
+def check_version(version: str | None) -> None:
+    """UserError for the one version whose streams have another form. Newer ones are as this one."""
+    if version == OLD_VERSION:
+        raise UserError(
+            f"anthropic-version={version!r} is not served; valid: '2023-06-01' or later",
+            field="anthropic-version",
+        )
+
+
 def read(body: bytes) -> Ask:
     """UserError naming the field that is wrong."""
     fields = decode(body, MessagesFields, _ONLY)
@@ -125,13 +135,14 @@ def read_count(body: bytes) -> Ask:
 def _ask(fields: MessagesFields) -> Ask:
     if not fields.messages:
         raise UserError("messages is empty; valid: at least one message", field="messages")
+    functions = _functions(fields.tools)
     return Ask(
         model=fields.model,
         prompt=Chat(
             _turns(fields).messages,
-            tools=_tools(fields.tools),
+            tools=functions.tools,
             thinking=_thinking(fields),
-            calling=_calling(fields),
+            calling=_calling(fields.tool_choice, functions.names),
             bends=True,
         ),
         max_tokens=None,
@@ -163,25 +174,26 @@ def _turns(fields: MessagesFields) -> Turns:
     return turns
 
 
-def _tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+def _functions(tools: list[Tool] | None) -> Functions:
+    found = Functions()
     for at, tool in enumerate(tools or ()):
         where = f"tools[{at}]"
         if tool.type not in (None, "custom"):
             raise UserError(
                 f"{where}.type={tool.type!r} is not served; valid: 'custom', null", field=f"{where}.type"
             )
-        missing = "name" if not tool.name else "input_schema" if tool.input_schema is None else ""
-        if missing:
-            raise UserError(f"{where} has no {missing}; valid: a {missing}", field=f"{where}.{missing}")
-    return [function(t.name, t.description, t.input_schema) for t in tools or ()] or None
+        if tool.input_schema is None:
+            raise UserError(
+                f"{where} has no input_schema; valid: a JSON schema", field=f"{where}.input_schema"
+            )
+        found.add(tool.name, tool.description, tool.input_schema, where)
+    return found
 
 
-def _calling(fields: MessagesFields) -> Calling:
-    choice = fields.tool_choice
+def _calling(choice: Choice | None, known: list[str]) -> Calling:
     if choice is None:
         return AUTO
     parallel = not choice.disable_parallel_tool_use
-    known = [tool.name for tool in fields.tools or ()]
     if choice.type in ("auto", "none"):
         return Calling("none" if choice.type == "none" and known else "auto", parallel=parallel)
     if not known:

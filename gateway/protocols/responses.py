@@ -17,7 +17,7 @@ from bien.gateway.protocols.ask import Ask, Chat
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH, at_least, between, decode
 from bien.gateway.protocols.response_items import Item, read_items
 from bien.gateway.protocols.thinking import Thinking
-from bien.gateway.protocols.turns import Turns, function
+from bien.gateway.protocols.turns import Functions, Turns
 
 
 class Tool(msgspec.Struct):
@@ -103,15 +103,15 @@ def read(body: bytes) -> Ask:
             f"include holds {_LOGPROBS!r}, which is not served; valid: {_SEALED!r}", field="include"
         )
     session = fields.prompt_cache_key or ""
-    tools = [tool for tool in fields.tools or () if tool.type == "function"]
+    functions = _functions(fields.tools or [])
     most = fields.max_output_tokens
     return Ask(
         model=fields.model,
         prompt=Chat(
             _turns(fields).messages,
-            tools=_functions(fields.tools or []),
+            tools=functions.tools,
             thinking=_thinking(fields),
-            calling=_calling(fields, [tool.name or "" for tool in tools]),
+            calling=_calling(fields, functions.names),
             bends=True,
         ),
         max_tokens=None if most is None else at_least("max_output_tokens", most, 1, 1),
@@ -120,7 +120,7 @@ def read(body: bytes) -> Ask:
         stream=bool(fields.stream),
         session=session if len(session) <= MAX_SESSION_LENGTH else "",
         shorten=True,
-        style=_style(fields, tools),
+        style=_style(fields),
     )
 
 
@@ -137,15 +137,12 @@ def _turns(fields: ResponsesFields) -> Turns:
     return turns
 
 
-def _functions(tools: list[Tool]) -> list[dict[str, Any]] | None:
-    found = []
+def _functions(tools: list[Tool]) -> Functions:
+    found = Functions()
     for at, tool in enumerate(tools):
-        if tool.type != "function":
-            continue
-        if not tool.name:
-            raise UserError(f"tools[{at}] has no name; valid: a name", field=f"tools[{at}].name")
-        found.append(function(tool.name, tool.description, tool.parameters))
-    return found or None
+        if tool.type == "function":
+            found.add(tool.name, tool.description, tool.parameters, f"tools[{at}]")
+    return found
 
 
 def _calling(fields: ResponsesFields, known: list[str]) -> Calling:
@@ -156,8 +153,8 @@ def _calling(fields: ResponsesFields, known: list[str]) -> Calling:
         return Calling("none", parallel=parallel)
     if choice != "required" and choice.type != "function":
         raise UserError(
-            f"tool_choice of type {choice.type!r} is not served; valid: 'none', 'auto', 'required', an object "
-            "of type 'function'",
+            f"tool_choice of type {choice.type!r} is not served; valid: 'none', 'auto', 'required', an "
+            "object of type 'function'",
             field="tool_choice",
         )
     if choice == "required":
@@ -181,7 +178,7 @@ def _thinking(fields: ResponsesFields) -> Thinking:
     return Thinking.of_effort(fields.reasoning.effort if fields.reasoning else None, "reasoning.effort")
 
 
-def _style(fields: ResponsesFields, tools: list[Tool]) -> ResponseStyle:
+def _style(fields: ResponsesFields) -> ResponseStyle:
     reasoning = fields.reasoning or Reasoning()
     summary = reasoning.summary or reasoning.generate_summary
     said: dict[str, Any] = {
@@ -198,7 +195,7 @@ def _style(fields: ResponsesFields, tools: list[Tool]) -> ResponseStyle:
         "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "text": {"format": {"type": "text"}},
         "tool_choice": "auto" if fields.tool_choice is None else fields.tool_choice,
-        "tools": tools,
+        "tools": [tool for tool in fields.tools or () if tool.type == "function"],
         "top_p": 1.0 if fields.top_p is None else fields.top_p,
         "truncation": "disabled",
     }

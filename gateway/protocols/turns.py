@@ -6,11 +6,14 @@ reasoning, text and calls, and one message per result.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from bien.core.errors import UserError
+
+NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)  # of a function
 
 
 class Turns:
@@ -70,10 +73,31 @@ def call(id: str, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def function(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    """A tool, as templates take it."""
-    found: dict[str, Any] = {"name": name}
-    if description is not None:
-        found["description"] = description
-    found["parameters"] = parameters if parameters is not None else {"type": "object", "properties": {}}
-    return {"type": "function", "function": found}
+class Functions:
+    """Tools that are functions, as templates take them; each is added once its protocol has read it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._tools: list[dict[str, Any]] = []
+
+    @property
+    def tools(self) -> list[dict[str, Any]] | None:
+        """None: there are none."""
+        return self._tools or None
+
+    def add(self, name: str | None, description: str | None, parameters: Any, where: str) -> None:
+        """UserError naming a field under `where`."""
+        if not name or not NAME.fullmatch(name):
+            raise UserError(
+                f"{where}.name is {name!r}; valid: 1 to 128 letters, digits and . : _ -",
+                field=f"{where}.name",
+            )
+        if name in self.names:
+            raise UserError(f"{where} is a second {name!r}; valid: names that differ", field="tools")
+        found: dict[str, Any] = {"name": name}
+        if description is not None:
+            found["description"] = description
+        if parameters is not None:
+            found["parameters"] = parameters
+        self.names.append(name)
+        self._tools.append({"type": "function", "function": found})

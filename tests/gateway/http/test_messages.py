@@ -103,15 +103,6 @@ async def test_errors_are_anthropics(claude: AsyncAnthropic, fake: Any) -> None:
         await claude.messages.create(model="claude", messages=USER, max_tokens=5)
 
 
-async def test_counted_is_what_is_charged(claude: AsyncAnthropic, fake: Any) -> None:
-    tool: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
-    asked: dict[str, Any] = {"model": "toy", "messages": USER, "system": "s", "tools": [tool]}
-    count = await claude.messages.count_tokens(**asked)
-    assert fake.requests == []
-    answer = await claude.messages.create(**asked, max_tokens=5)
-    assert count.input_tokens == answer.usage.input_tokens == fake.requests[0].prompt_tokens
-
-
 async def test_models(claude: AsyncAnthropic) -> None:
     (model,) = [m async for m in claude.models.list()]
     assert (model.id, model.type, model.created_at.year) == ("toy", "model", 2001)
