@@ -77,7 +77,7 @@ class Composition:
 
     deployment: Deployment
     pools: tuple[PoolComposition, ...]
-    gateway: dict[str, Part]  # "router" and "kv_index"
+    gateway: dict[str, Part]  # "router", "kv_index", and "parser" where one is selected
     remote: tuple[tuple[str, Part], ...] = ()  # pools of others' workers: name, and the engine
 
     @property
@@ -142,10 +142,11 @@ def _select_all(
     spec: PoolSpec | GatewaySpec | RemoteSpec, kinds: tuple[str, ...], manager: PluginManager, path: str
 ) -> dict[str, Part]:
     chosen = {kind: getattr(spec, kind) for kind in kinds}
-    return {kind: _select(kind, s, manager, f"{path}.{kind}") for kind, s in chosen.items() if s is not None}
+    return {kind: select(kind, s, manager, f"{path}.{kind}") for kind, s in chosen.items() if s is not None}
 
 
-def _select(kind: str, selection: Selection, manager: PluginManager, path: str) -> Part:
+def select(kind: str, selection: Selection, manager: PluginManager, path: str) -> Part:
+    """One provider with its parameters; `path` is where errors say that it is selected."""
     try:
         found = manager.find(kind, selection.use)
     except PluginError as error:

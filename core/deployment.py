@@ -108,6 +108,7 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verify: Literal["probe", "watch", "off"] = "probe"
     router: Selection = Selection("kv-aware")
     kv_index: Selection = Selection("memory")
+    parser: Selection | None = None  # of answers to conversations; None: as the chat template says
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +125,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _Fault = tuple[str, str]  # path and what is wrong there
 POOL_KINDS = ("scheduler", "parallel", "quantizer", "kernels", "executor", "speculator", "kv_store")
-GATEWAY_KINDS = ("router", "kv_index")
+GATEWAY_KINDS = ("router", "kv_index", "parser")
 REMOTE_KINDS = ("engine",)
 _SIZES = ("memory", "kv_memory")  # bytes, or a number with a unit
 

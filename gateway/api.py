@@ -40,7 +40,7 @@ from bien.gateway.parsing.events import (
     merged,
 )
 from bien.gateway.parsing.json_text import JsonText, quoted
-from bien.gateway.parsing.parser import AnswerParser, Opening, Parser
+from bien.gateway.parsing.parser import AnswerParser, Messages, Opening, Parser, Speller
 from bien.gateway.parsing.reader import Ended, Reader, Steps
 from bien.gateway.parsing.script import KEY, NAME, Script, Thinking, unwrapped
 from bien.gateway.parsing.tools import TYPES, Tools
@@ -83,6 +83,7 @@ __all__ = [
     "LeasedIndex",
     "Lost",
     "Mark",
+    "Messages",
     "Numbered",
     "Opening",
     "Outcome",
@@ -101,6 +102,7 @@ __all__ = [
     "Script",
     "Snapshot",
     "Source",
+    "Speller",
     "Steps",
     "Target",
     "Text",

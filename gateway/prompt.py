@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
 
 from bien.core.errors import ContextLengthError, UserError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
+from bien.core.text.marks import NO_MARKS
 from bien.core.text.model import TextModel
 from bien.core.text.output import OutputText
 from bien.core.worker.threads import in_thread
 from bien.gateway.checks import MAX_SCORED_TOKENS
+from bien.gateway.parsing.dialects import Dialect
+from bien.gateway.parsing.reply import Reply
+from bien.gateway.parsing.tools import Tools
 from bien.gateway.protocols.ask import Ask, Chat
 
 _TAIL = 16  # prompt tokens that the output's detokeniser looks back at
@@ -20,8 +25,17 @@ _TAIL = 16  # prompt tokens that the output's detokeniser looks back at
 class Prompts:
     """Tokenises off the event loop and holds the model's limits against the request."""
 
-    def __init__(self, text: TextModel, *, max_context: int, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        text: TextModel,
+        *,
+        max_context: int,
+        vocab_size: int | None = None,
+        dialect: Dialect | None = None,
+    ) -> None:
+        """`dialect`: reads answers to conversations; None: they are text."""
         self.text = text
+        self._dialect = dialect
         self.max_context = max_context
         self.vocab_size = vocab_size or text.tokenizer.vocab_size
 
@@ -77,8 +91,16 @@ class Prompts:
 
     def output(self, ask: Ask, prompt: TokenIds) -> OutputText:
         """The text of the answer to `prompt`."""
-        tail = prompt.slice(max(0, len(prompt) - _TAIL), len(prompt)).ids()
-        return self.text.output(tail, ask.stops, ask.min_tokens)
+        marks = self._dialect.marks if self._dialect and isinstance(ask.prompt, Chat) else NO_MARKS
+        return self.text.output(_tail(prompt), ask.stops, ask.min_tokens, marks)
+
+    def reply(self, ask: Ask, prompt: TokenIds) -> Reply | None:
+        """Reads what `output` gives; None: it is text, and nothing else."""
+        chat = ask.prompt
+        if self._dialect is None or not isinstance(chat, Chat):
+            return None
+        tools = Tools(chat.tools or () if chat.calling.choice != "none" else ())
+        return self._dialect.reply(_tail(prompt), tools, parallel=chat.calling.parallel)
 
     async def echo(self, ask: Ask, prompt: TokenIds) -> str:
         """The prompt as its client wrote it, or the text of its ids."""
@@ -106,15 +128,24 @@ class Prompts:
         template = self.text.template
         known = template.variables if template else ()
         variables = {**chat.thinking.variables(known), **chat.template_kwargs}
+        messages, tools = chat.messages, chat.tools
+        if self._dialect is not None and "tools" not in known:
+            messages, tools = self._dialect.spell(messages, tools)
+        if tools and (self._dialect is None or not self._dialect.calls or "tools" not in known):
+            raise UserError(
+                "tools is not served by this model: its chat template knows none, or gateway.parser reads "
+                "none; valid: [], null",
+                field="tools",
+            )
+        if chat.tools:
+            messages = chat.calling.told(messages)
         try:
-            return self.text.encode_chat(chat.messages, variables, chat.tools)
+            return self.text.encode_chat(messages, variables, tools)
         except UserError:
-            if not chat.bends or not any(m["role"] == "system" for m in chat.messages[1:]):
+            if not chat.bends or not any(m["role"] == "system" for m in messages[1:]):
                 raise
         # Many templates take a system message at the beginning only.
-        return self.text.encode_chat(
-            [*chat.messages[:1], *map(_reminder, chat.messages[1:])], variables, chat.tools
-        )
+        return self.text.encode_chat([*messages[:1], *map(_reminder, messages[1:])], variables, tools)
 
     def _scored(self, ask: Ask, prompt_tokens: int) -> int:
         top = ask.scored
@@ -166,6 +197,10 @@ class Prompts:
                 field="max_tokens",
             )
         return ask.max_tokens
+
+
+def _tail(prompt: TokenIds) -> array[int]:
+    return prompt.slice(max(0, len(prompt) - _TAIL), len(prompt)).ids()
 
 
 def _reminder(message: dict[str, Any]) -> dict[str, Any]:

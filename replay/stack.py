@@ -12,8 +12,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from bien.core.clock import WallClock
-from bien.core.compose import Composition, compose
-from bien.core.deployment import Deployment
+from bien.core.compose import Composition, compose, select
+from bien.core.deployment import Deployment, Selection
 from bien.core.errors import BienError
 from bien.core.models.fetch import resolve_model
 from bien.core.plugins import PluginManager
@@ -27,6 +27,8 @@ from bien.gateway.core import Gateway
 from bien.gateway.http.app import make_app
 from bien.gateway.http.server import Server, check_port, serve
 from bien.gateway.index import DurableIndex, KVIndex
+from bien.gateway.parsing.dialects import dialect_of
+from bien.gateway.parsing.parser import Parser
 from bien.gateway.remote.fleet import RemoteFleet
 from bien.gateway.verify.options import VerifyOptions
 from bien.replay.fleet import find_workers, join_engines, start_workers
@@ -71,7 +73,8 @@ class Stack:
 
         Raises what any of these raises (BienError); nothing is left running then, nor when cancelled.
         """
-        composition = compose(deployment, PluginManager.load())
+        manager = PluginManager.load()
+        composition = compose(deployment, manager)
         if attach:
             refuse_embedded(composition)
         await check_port(deployment.gateway.host, deployment.gateway.port)  # not after all is loaded
@@ -94,6 +97,8 @@ class Stack:
             if gateway.verifier is not None:
                 await gateway.verifier.greeted(GREET_SECONDS)
             text = await in_thread(TextModel.load, folder)
+            parser = _parser(composition, manager, text)
+            opened.callback(parser.close)
             name = Path(deployment.model.name).name
             app = make_app(
                 gateway,
@@ -104,6 +109,7 @@ class Stack:
                 refuses={field for client in clients for field in client.info.refuses},
                 registry=registry,
                 health=lambda: _health(composition, index, engines, gateway),
+                parser=parser,
             )
             server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)
@@ -188,6 +194,15 @@ def _gateway(
     way = composition.spec.verify
     verify = None if way == "off" else VerifyOptions(canary=canary and way == "probe", probe=way == "probe")
     return Gateway(clients, router, index, clock, composition.spec, metrics=registry, verify=verify)
+
+
+def _parser(composition: Composition, manager: PluginManager, text: TextModel) -> Parser:
+    """The deployment's, or the one that speaks as the model's chat template does."""
+    part = composition.gateway.get("parser")
+    if part is None:
+        part = select("parser", Selection(dialect_of(text.template)), manager, "gateway.parser")
+    parser: Parser = part.make(Context())
+    return parser
 
 
 def _health(

@@ -72,8 +72,8 @@ class TextModel:
         return OutputText(Detokenizer(self.tokenizer, prompt_tail, marks), stops, min_tokens)
 
     def marks(self, names: Iterable[str], *, exact: bool) -> Marks:
-        """Those of `names` that are tokens of their own, to be handed over: with `exact` as marks, otherwise those
-        that have text as their text, in which stop strings are found."""
+        """Those of `names` that are tokens of their own, to be handed over: as marks, but, unless `exact`,
+        those that have text as it, so that stop strings are found in it."""
         added, special = self.tokenizer.added, self.tokenizer.control.ids
         found = {added[name].id: name for name in names if name in added}
         return {i: Mark(name) if exact or i in special else name for i, name in found.items()}

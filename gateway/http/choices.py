@@ -72,6 +72,7 @@ class Choices:
             scoring,
             silent=ask.max_tokens == 0,
             wants_ids=ask.return_token_ids,
+            reply=prompts.reply(ask, self._work.prompt),
         )
         self._progress[index] = progress
         return progress
@@ -126,6 +127,7 @@ class Choices:
             sum(progress.tokens for progress in every),
             self._progress[0].cached,
             accepted=sum(progress.predicted.accepted for progress in every),
+            reasoning=sum(progress.reasoning for progress in every),
             rejected=sum(progress.predicted.drafted - progress.predicted.accepted for progress in every),
         )
 

@@ -17,12 +17,15 @@ from bien.gateway.http import errors
 from bien.gateway.http.choices import Choices
 from bien.gateway.http.served import SERVED, Served
 from bien.gateway.http.sse import EventStream
+from bien.gateway.parsing.events import Event, merged
 from bien.gateway.protocols import chat, completions
 from bien.gateway.protocols import messages as anthropic
+from bien.gateway.protocols import responses as openai
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Answer, Ask, Choice
 from bien.gateway.protocols.fields import MAX_SESSION_LENGTH
 from bien.gateway.protocols.messages_answer import MessageAnswer
+from bien.gateway.protocols.responses_answer import ResponseAnswer
 from bien.gateway.protocols.scores import Score
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -37,7 +40,12 @@ async def text_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
+    anthropic.check_version(request.headers.get("anthropic-version"))
     return await _answer(request, anthropic.read, MessageAnswer, "msg_")
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, openai.read, ResponseAnswer, "resp_")
 
 
 async def models(request: web.Request) -> web.Response:
@@ -124,10 +132,13 @@ async def _stream(
                     data = answer.opening(index, choices.usage)
                     if preface.text or preface.scores:
                         data += answer.piece(index, preface.text, None, choices.usage, preface.scores)
-                if piece.text or piece.scores or (ask.return_token_ids and piece.ids):
+                if piece.text or piece.events or piece.scores or (ask.return_token_ids and piece.ids):
                     usage = choices.usage if ask.continuous_usage else None
                     ids = piece.ids if ask.return_token_ids else None
-                    data += answer.piece(index, piece.text, ids, usage, piece.scores or None)
+                    if progress.parsed:
+                        data += answer.said(index, piece.events, ids, usage, piece.scores or None)
+                    else:
+                        data += answer.piece(index, piece.text, ids, usage, piece.scores or None)
                 if progress.finish is not None:
                     break
                 await events.write(data)
@@ -159,6 +170,7 @@ async def _whole(
     async def one(index: int) -> None:
         progress = choices.start(index)
         texts: list[str] = []
+        events: list[Event] = []
         ids: list[bytes] = []
         scores: list[Score] | None = None
 
@@ -166,6 +178,7 @@ async def _whole(
             nonlocal progress, scores
             progress, scores = choices.start(index), None
             texts.clear()
+            events.clear()
             ids.clear()
 
         async with served.gateway.generate(choices.request(index), slot, restart) as outputs:
@@ -176,6 +189,7 @@ async def _whole(
                     scores = None if preface.scores is None else list(preface.scores)
                 piece = progress.take(output)
                 texts.append(piece.text)
+                events += piece.events
                 if ask.return_token_ids:
                     ids.append(piece.ids)
                 if piece.scores is not None:
@@ -184,7 +198,8 @@ async def _whole(
                 if progress.finish is not None:
                     break
         token_ids = b"".join(ids) if ask.return_token_ids else None
-        made[index] = Choice("".join(texts), progress.reason, token_ids, scores, progress.stop)
+        said = merged(events) if progress.parsed else None
+        made[index] = Choice("".join(texts), progress.reason, token_ids, scores, progress.stop, said)
 
     await choices.run(one)
     speculation = _totals(ask, choices.drafts)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bien.core.errors import UserError
-from bien.core.text.marks import NO_MARKS, Marks
+from bien.core.text.marks import Marks
 from bien.core.text.model import TextModel
 from bien.core.text.template import ChatTemplate
-from bien.gateway.parsing.parser import AnswerParser, Opening, Parser
+from bien.gateway.parsing.parser import AnswerParser, Messages, Opening, Parser, Speller
 from bien.gateway.parsing.reply import Reply
 from bien.gateway.parsing.tools import Tools
 
@@ -47,9 +46,20 @@ class Dialect:
         self._thinks = "<think>" in added or "think>" in literals
 
     @property
+    def calls(self) -> bool:
+        return self.parser.calls
+
+    @property
     def marks(self) -> Marks:
         """What the detokeniser hands over."""
         return self._marks
+
+    def spell(self, messages: Messages, tools: Messages | None) -> tuple[Messages, Messages | None]:
+        """For a template that knows no tools: the conversation with tools, calls and results written into its
+        messages, and no tools; the same again where the parser cannot do it."""
+        if not isinstance(self.parser, Speller):
+            return messages, tools
+        return self.parser.spell(messages, tools), None
 
     def reply(self, tail: Sequence[int], tools: Tools, *, parallel: bool = True) -> Reply:
         """Reads the answer to a prompt that ends with `tail`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bien.core.text.marks import Piece
 from bien.gateway.parsing.events import Event
@@ -40,6 +40,10 @@ class AnswerParser(Protocol):
         ...
 
 
+Messages = list[dict[str, Any]]
+"""As chat templates take them."""
+
+
 class Parser(Protocol):
     """A dialect. Its `begin` is called for each answer, from one thread."""
 
@@ -55,3 +59,13 @@ class Parser(Protocol):
     def begin(self, opening: Opening) -> AnswerParser: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Speller(Protocol):
+    """A `Parser` may have this too, for models whose chat template knows no tools."""
+
+    def spell(self, messages: Messages, tools: Messages | None) -> Messages:
+        """The conversation with tools, calls and results written into what the template knows: `content` of
+        the roles system, user and assistant. Does not change what it is given."""
+        ...

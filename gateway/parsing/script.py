@@ -59,6 +59,8 @@ class Script:
             self.end(complete=False)
         elif ended or not recorded:  # of an answer that was cut, a call without a name is left out
             self.say(recorded + rest)
+        else:
+            self.frame()
         self._release()
         return self._taken()
 

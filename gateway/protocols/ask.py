@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +10,8 @@ import msgspec
 
 from bien.core.request import TokenIds
 from bien.core.speculation.counts import DraftCounts
+from bien.gateway.parsing.calling import AUTO, Calling
+from bien.gateway.parsing.events import Event
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score
@@ -23,6 +26,7 @@ class Chat:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None  # as OpenAI's chat has them; None: none
     thinking: Thinking = NOTHING_SAID  # `template_kwargs` go before it
+    calling: Calling = AUTO
     bends: bool = False  # a system message that the template refuses where it stands may be put another way
 
 
@@ -63,8 +67,7 @@ class Ask:
     prediction: str = ""  # the output that the client expects
     speculation_metrics: bool = False  # the answer says what drafting did
     shorten: bool = False  # more tokens may be asked for than fit: the answer ends with the context window
-    hide_reasoning: bool = False  # it goes to the client sealed
-    edits_context: bool = False  # its client asked for edits of the context, and hears that there were none
+    style: Any = None  # what the answer's writer knows beside this; each protocol has its own
 
     @property
     def scored(self) -> int | None:
@@ -96,10 +99,18 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionDetails = CompletionDetails()
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int, accepted: int = 0, rejected: int = 0) -> Usage:
+    def of(
+        cls,
+        prompt: int,
+        completion: int,
+        cached: int,
+        accepted: int = 0,
+        rejected: int = 0,
+        reasoning: int = 0,
+    ) -> Usage:
         """`cached`: -1 where it is not known. `accepted`, `rejected`: of a prediction."""
         found = CachedTokens(cached) if cached >= 0 else None
-        details = CompletionDetails(0, accepted, rejected)
+        details = CompletionDetails(reasoning, accepted, rejected)
         return cls(prompt, completion, prompt + completion, found, details)
 
 
@@ -107,13 +118,15 @@ class Usage(msgspec.Struct):
 class Choice:
     """One choice of an answer that is not streamed. `token_ids` is uint32-LE bytes, None where the client
     did not ask for ids. `scores`: the tokens' log-probabilities, None where not asked for. `stop`: the stop
-    string that ended it, None where none did."""
+    string that ended it, None where none did. `events`: what it says, where it was parsed; `text` is empty
+    then."""
 
     text: str
     finish: str
     token_ids: bytes | None = None
     scores: list[Score] | None = None
     stop: str | None = None
+    events: list[Event] | None = None
 
 
 class Answer(Protocol):
@@ -134,6 +147,17 @@ class Answer(Protocol):
         usage: Usage | None,
         scores: list[Score] | None = None,
     ) -> bytes: ...
+
+    def said(
+        self,
+        index: int,
+        events: Sequence[Event],
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        """As `piece`, of an answer that is parsed; there may be no event at all."""
+        ...
 
     def closing(
         self,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from bien.core.errors import UserError
 from bien.core.speculation.counts import DraftCounts
+from bien.gateway.parsing.events import Event
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Chat, Choice, Usage
+from bien.gateway.protocols.calls import Choose, ToolSpec, delta_of, message_of, read_tools
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
 from bien.gateway.protocols.refusal import Refusal
@@ -60,8 +63,9 @@ class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None  # 0 to 20, with logprobs
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: str | Choose | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     reasoning_effort: Any = None
@@ -70,15 +74,12 @@ class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None  # without tools it has no effect
 
 
 MAX_TOP = 20  # OpenAI's
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     **ONLY,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "reasoning_effort": (),
@@ -96,7 +97,8 @@ def read(body: bytes) -> Ask:
     if not fields.messages:
         raise UserError("messages is empty; valid: at least one message", field="messages")
     messages = [_message(m, i) for i, m in enumerate(fields.messages)]
-    prompt = Chat(messages, fields.chat_template_kwargs or {})
+    tools, calling = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    prompt = Chat(messages, fields.chat_template_kwargs or {}, tools, calling=calling)
     return Ask(prompt=prompt, logprobs=_logprobs(fields), **common(fields))
 
 
@@ -124,6 +126,24 @@ class ChatAnswer:
         scores: list[Score] | None = None,
     ) -> bytes:
         return self._events.piece(index, text, token_ids, usage, scores)
+
+    def said(
+        self,
+        index: int,
+        events: Sequence[Event],
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        deltas = [b'"delta":' + encode(delta) for event in events if (delta := delta_of(event))]
+        deltas = deltas or [b'"delta":{"content":""}'] * (token_ids is not None or scores is not None)
+        last = len(deltas) - 1
+        return b"".join(
+            self._events.chunk(index, delta, token_ids, usage, scores)
+            if i == last
+            else self._events.chunk(index, delta, None, None, None)
+            for i, delta in enumerate(deltas)
+        )
 
     def closing(
         self,
@@ -158,7 +178,9 @@ class ChatAnswer:
 
 def _choice(index: int, choice: Choice) -> bytes:
     logprobs = None if choice.scores is None else msgspec.Raw(chat_logprobs(choice.scores))
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.events is not None:
+        message |= message_of(choice.events)
     body = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
     return encode(body)[:-1] + ids_field(choice.token_ids) + b"}"
 
@@ -212,7 +234,7 @@ def _content(message: Message, at: int) -> str:
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
     """Templates expect arguments as an object; the API carries them as JSON text."""
-    arguments: Any = call.function.arguments
+    arguments: Any = call.function.arguments or "{}"
     try:
         decoded = msgspec.json.decode(arguments)
     except msgspec.DecodeError:

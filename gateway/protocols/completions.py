@@ -9,6 +9,7 @@ at the end `bien` with the totals of speculation (acceptance.py). With `echo` th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from bien.core.errors import UserError
 from bien.core.request import TokenIds
 from bien.core.speculation.counts import DraftCounts
+from bien.gateway.parsing.events import Event
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Choice, Usage
 from bien.gateway.protocols.events import Events, encode, extension, ids_field, whole
@@ -74,6 +76,16 @@ class CompletionAnswer:
         scores: list[Score] | None = None,
     ) -> bytes:
         return self._events.piece(index, text, token_ids, usage, scores)
+
+    def said(
+        self,
+        index: int,
+        events: Sequence[Event],
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        raise AssertionError("completions are not parsed")
 
     def closing(
         self,

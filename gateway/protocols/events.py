@@ -37,8 +37,9 @@ class Events:
         # With usage asked for, chunks before the last one say null, as the API does.
         self._end = b',"usage":null}\n\n' if ask.include_usage else b"}\n\n"
         self._start = start
-        self._before = [start + b'{"index":%d,' % i + before for i in range(ask.n)]
-        self._after = after + b',"logprobs":'
+        self._choice = [start + b'{"index":%d,' % i for i in range(ask.n)]
+        self._before = [choice + before for choice in self._choice]
+        self._after = after
         self._closing = closing + b',"logprobs":null,"finish_reason":'
 
     def piece(
@@ -49,10 +50,26 @@ class Events:
         usage: Usage | None,
         scores: list[Score] | None,
     ) -> bytes:
+        rest = self._rest(token_ids, usage, scores)
+        return b"".join((self._before[index], encode(text), self._after, *rest))
+
+    def chunk(
+        self,
+        index: int,
+        delta: bytes,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None,
+    ) -> bytes:
+        """As `piece`, with a field of the choice that is JSON already."""
+        return b"".join((self._choice[index], delta, *self._rest(token_ids, usage, scores)))
+
+    def _rest(
+        self, token_ids: bytes | None, usage: Usage | None, scores: list[Score] | None
+    ) -> tuple[bytes, ...]:
         logprobs = b"null" if scores is None else self._written(scores)
-        out = [self._before[index], encode(text), self._after, logprobs, b',"finish_reason":null']
-        out += (ids_field(token_ids), b"}]", self._tail(usage))
-        return b"".join(out)
+        ids = ids_field(token_ids)
+        return b',"logprobs":', logprobs, b',"finish_reason":null', ids, b"}]", self._tail(usage)
 
     def raw(self, choice: bytes) -> bytes:
         """A chunk with a choice that is JSON already."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from bien.core.api import Context, NoParameters, Provider, hookimpl
-from bien.gateway.api import Steps, Thinking, unwrapped
+from bien.gateway.api import Messages, Steps, Thinking, unwrapped
 from bien.plugins.parsers._dialect import Dialect
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -89,10 +90,58 @@ class Hermes(Thinking):
         self.end()
 
 
+class HermesDialect(Dialect):
+    """Most ChatML templates know no tools: then they are described in the system message."""
+
+    def spell(self, messages: Messages, tools: Messages | None) -> Messages:
+        out: Messages = []
+        for message in messages:
+            if message["role"] == "tool":
+                text = f"<tool_response>\n{message['content']}\n</tool_response>"
+                if out and out[-1].get("name") == _RESULTS:
+                    out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n{text}"}
+                else:
+                    out.append({"role": "user", "name": _RESULTS, "content": text})
+            elif calls := message.get("tool_calls"):
+                said = {k: v for k, v in message.items() if k != "tool_calls"}
+                texts = [message["content"], *(_call(call["function"]) for call in calls)]
+                out.append({**said, "content": "\n".join(text for text in texts if text)})
+            else:
+                out.append(message)
+        for message in out:
+            if message.get("name") == _RESULTS:
+                del message["name"]
+        if not tools:
+            return out
+        described = _TOLD.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if out and out[0]["role"] == "system":
+            return [{**out[0], "content": f"{out[0]['content']}\n\n{described}"}, *out[1:]]
+        return [{"role": "system", "content": described}, *out]
+
+
+_RESULTS = "\0results"  # a name that no client can give: results in a row are one message
+_TOLD = """# Tools
+
+You may call functions. Here they are, as JSON:
+<tools>
+{}
+</tools>
+
+To call one, write a JSON object with its name and arguments between tags, and nothing after it:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"its parameter": "value"}}}}
+</tool_call>"""
+
+
+def _call(function: dict[str, Any]) -> str:
+    call = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+    return f"{BEGIN}\n{call}\n{END}"
+
+
 @hookimpl
 def bien_providers() -> Iterable[Provider]:
     return [Provider("parser", "hermes", _build, summary="<tool_call> with JSON: Hermes, Qwen2.5, Qwen3")]
 
 
-def _build(config: NoParameters, ctx: Context) -> Dialect:
-    return Dialect(Hermes, MARKS)
+def _build(config: NoParameters, ctx: Context) -> HermesDialect:
+    return HermesDialect(Hermes, MARKS)

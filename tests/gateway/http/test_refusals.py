@@ -86,7 +86,7 @@ CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**USER[0], "audio": {"id": "a"}}]}, "messages[0].audio", "not served"),
     ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "maximum context length is 200"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "valid: []"),
-    ({"tool_choice": "required"}, "tool_choice", '"auto"'),
+    ({"tool_choice": "required"}, "tool_choice", "'auto'"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "valid: null"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs=3 needs logprobs=true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21; valid: 0 to 20"),
