@@ -108,11 +108,11 @@ class Prompts:
             return ask.prompt
         return await in_thread(self.text.tokenizer.decode, prompt.ids())
 
-    async def encode(self, ask: Ask) -> TokenIds:
-        """The prompt's ids, whatever it is. UserError for ids outside the vocabulary, or what the template
-        refuses. Take an admission slot first."""
+    async def encode(self, ask: Ask, field: str = "prompt") -> TokenIds:
+        """The prompt's ids, whatever it is; `field` is what the client calls it. UserError for ids outside the
+        vocabulary, or what the template refuses. Take an admission slot first."""
         if isinstance(ask.prompt, TokenIds):
-            self._check_ids("prompt", ask.prompt)
+            self._check_ids(field, ask.prompt)
             return ask.prompt
         if isinstance(ask.prompt, str):
             return await in_thread(self.text.encode_text, ask.prompt)

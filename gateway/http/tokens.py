@@ -41,5 +41,5 @@ async def detokenize(request: web.Request) -> web.Response:
     asked = tokens.read_detokenize(await request.read(), served.models.name)
     served.models.check(asked.model)
     with served.gateway.admit(1):
-        text = await served.prompts.echo(asked, await served.prompts.encode(asked))
+        text = await served.prompts.echo(asked, await served.prompts.encode(asked, "tokens"))
     return web.json_response({"prompt": text})

@@ -17,6 +17,7 @@ from bien.gateway.protocols.events import Events, encode, extension, ids_field, 
 from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_count
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score, chat_logprobs
+from bien.gateway.protocols.thinking import Thinking
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,7 +69,7 @@ class ChatFields(Fields, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
     verbosity: Any = None
     modalities: Any = None
     audio: Any = None
@@ -82,7 +83,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **ONLY,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "reasoning_effort": (),
     "verbosity": (),
     "modalities": (["text"],),
     "audio": (),
@@ -98,7 +98,8 @@ def read(body: bytes) -> Ask:
         raise UserError("messages is empty; valid: at least one message", field="messages")
     messages = [_message(m, i) for i, m in enumerate(fields.messages)]
     tools, calling = read_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-    prompt = Chat(messages, fields.chat_template_kwargs or {}, tools, calling=calling)
+    thinking = Thinking.of_effort(fields.reasoning_effort, "reasoning_effort")
+    prompt = Chat(messages, fields.chat_template_kwargs or {}, tools, thinking, calling)
     return Ask(prompt=prompt, logprobs=_logprobs(fields), **common(fields))
 
 

@@ -20,9 +20,9 @@ class TokenizeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: msgspec.Raw | None = None
-    tools: msgspec.Raw | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
+    messages: Any = None
+    tools: Any = None
+    chat_template_kwargs: Any = None
     return_token_strs: bool | None = None
     # served with these values only
     add_special_tokens: Any = None

@@ -45,7 +45,8 @@ SECOND = 'user\nlist\nassistant\n[I wonder]Look:(ls {"path": "."})(now {})\ntool
 async def server(start: Start, fake: Any) -> Server:
     fake.finish = "stop"
     text = TextModel(fake.tokenizer, ChatTemplate(TEMPLATE))
-    parser = hermes.bien_providers()[0].factory(NoParameters(), Context())
+    (provider,) = hermes.bien_providers()
+    parser: Any = provider.factory(NoParameters(), Context())
     return await start(text=text, parser=parser, max_context=9000)
 
 
@@ -379,3 +380,52 @@ async def test_malformed_bodies_are_no_fault_of_the_server(http: aiohttp.ClientS
             statuses.add(response.status)
     assert statuses >= {200, 400, 404}
     assert fake.held == 0
+
+
+async def test_effort_and_tokens_of_chats(http: aiohttp.ClientSession, sdk: AsyncOpenAI, fake: Any) -> None:
+    say(fake, "ok")
+    user: list[Any] = [{"role": "user", "content": "hello"}]
+    await sdk.chat.completions.create(model="toy", messages=user, reasoning_effort="high")
+    assert prompt(fake).startswith("<think>\n")
+    await sdk.chat.completions.create(model="toy", messages=user, reasoning_effort="none")
+    assert prompt(fake).startswith("user\n")
+    async with http.post("/tokenize", json={"messages": user, "return_token_strs": True}) as response:
+        found = await response.json()
+    ids = list(fake.requests[-1].prompt.ids())
+    assert (found["tokens"], found["count"], found["max_model_len"]) == (ids, len(ids), 9000)
+    assert found["token_strs"][:2] == ["<|im_start|>", "u"]
+    async with http.post("/tokenize", json={"prompt": "hello", "model": "toy"}) as response:
+        assert (await response.json())["tokens"] == fake.text("hello")
+    async with http.post("/detokenize", json={"tokens": fake.text("hello w")}) as response:
+        assert await response.json() == {"prompt": "hello w"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "words"),
+    [
+        ("/tokenize", {}, "prompt", "neither of prompt and messages"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt", "both of"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens", "valid: true"),
+        ("/tokenize", {"messages": [], "add_special_tokens": True}, "add_special_tokens", "valid: false"),
+        (
+            "/tokenize",
+            {"messages": [], "add_generation_prompt": False},
+            "add_generation_prompt",
+            "valid: true",
+        ),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools", "needs messages"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template", "valid: null"),
+        ("/tokenize", {"prompt": "a", "promt": "x"}, "promt", "did you mean 'prompt'"),
+        ("/tokenize", {"prompt": "a", "model": "b"}, "model", "valid: 'toy'"),
+        ("/detokenize", {}, "tokens", "required"),
+        ("/detokenize", {"tokens": [-1]}, "tokens", "holds -1"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens", "valid: token ids 0.."),
+    ],
+)
+async def test_refusals_of_tokens(
+    http: aiohttp.ClientSession, path: str, body: dict[str, Any], field: str, words: str
+) -> None:
+    async with http.post(path, json=body) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"]) == (404 if field == "model" else 400, field)
+    assert words in error["message"]

@@ -87,7 +87,7 @@ CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "maximum context length is 200"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "valid: []"),
     ({"tool_choice": "required"}, "tool_choice", "'auto'"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "valid: null"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort", "valid: none, minimal, low"),
     ({"top_logprobs": 3}, "top_logprobs", "top_logprobs=3 needs logprobs=true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21; valid: 0 to 20"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "valid: 0 to 20"),
@@ -229,7 +229,7 @@ async def test_media_method_path_and_size(start: Any) -> None:
             assert "did you mean '/v1/completions'?" in (await r.json())["error"]["message"]
         async with http.get("/v1/nothing") as r:
             message = (await r.json())["error"]["message"]
-            assert "/v1/models, /v1/models/{id}, /version" in message and ".+" not in message
+            assert "/v1/models, /v1/models/{id}, /v1/responses, /version" in message and ".+" not in message
         async with http.post("/v1/completions", json={"model": "toy", "prompt": "x" * 200}) as r:
             assert (r.status, (await r.json())["error"]["code"]) == (413, "request_too_large")
 
