@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -475,3 +476,32 @@ def test_where_there_is_nothing_to_share_nothing_waits() -> None:
     assert Sharing.of(made, RoundRobin()) is None
     sharing = Sharing.of(made, router)
     assert sharing is not None and not sharing.wanted([make_info("a"), make_info("b")])
+
+
+async def test_answers_that_are_slow_are_waited_for(
+    server: RedisProcess, opened: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that is busy is no reason to go where all others go."""
+    one, _ = await two(server.url, opened, reserve_seconds=0.001)
+    one.reserver.patience.trip = 0.0
+    put, come = one.reserver._put, asyncio.Event()
+
+    async def late(*arguments: Any) -> Any:
+        answer = await put(*arguments)
+        await come.wait()
+        return answer
+
+    monkeypatch.setattr(one.reserver, "_put", late)
+    assert await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG)) is None
+    assert one.reserver.missed == 1
+    await WallClock().sleep(0.05)
+    come.set()
+    await until(lambda: not one.reserver._tasks)
+    assert one.reserver.patience.of(LONG) > 0.04, "it has learned from the one that came too late"
+    assert one.reserver.patience.of(1.0) == 0.001
+    one.reserver.patience.took(60.0)
+    come.clear()
+    asyncio.get_running_loop().call_later(0.02, come.set)
+    await until(lambda: one.shared("fp"))
+    made = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
+    assert made is not None and one.reserver.missed == 1

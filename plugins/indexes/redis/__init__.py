@@ -35,7 +35,8 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     poll_seconds: Seconds = 0.1  # between looks at the stream
     timeout_seconds: Seconds = 2.0  # of one command
     reservations: bool = True  # gateways that route at once tell each other, where there are several
-    reserve_seconds: Seconds = 0.01  # that a request waits for its reservation
+    # That any request waits for its reservation; longer where answers take longer, up to half of its work.
+    reserve_seconds: Seconds = 0.01
     table: TableChoice = "auto"  # of the mirror, as of index "memory"
 
     @property

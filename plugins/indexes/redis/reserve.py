@@ -22,6 +22,7 @@ from bien.gateway.api import Bid, Keys, ask, explained, run_script
 from bien.plugins.indexes.redis import RedisConfig
 from bien.plugins.indexes.redis.book import Asked, Book, Reservation, us
 from bien.plugins.indexes.redis.link import Link
+from bien.plugins.indexes.redis.patience import Patience
 from bien.plugins.indexes.redis.reserve_scripts import LEAVE, MEET, RESERVE
 
 MEET_SECONDS = 2.0  # between looks who else is there
@@ -45,7 +46,7 @@ class Reserver:
         self._namespace = config.namespace
         self._clock = ctx.clock
         self._lease = max(1, int(config.lease_seconds * 1000))
-        self._patience = config.reserve_seconds
+        self.patience = Patience(config.reserve_seconds)
         self._rng = ctx.rng
         self._id = secrets.token_hex(8)
         self._books: dict[str, Book] = {}  # by fingerprint
@@ -75,9 +76,10 @@ class Reserver:
         if not book.busy:
             book.busy = True
             self._start(self._ask(book))
-        answer = asked.answer
+        answer, began = asked.answer, self._clock.time()
+        answer.add_done_callback(lambda done: self._took(done, began))
         try:
-            await asyncio.wait((answer,), timeout=self._patience)
+            await asyncio.wait((answer,), timeout=self.patience.of(max(bids[i].work for i in chosen)))
         except asyncio.CancelledError:
             answer.add_done_callback(_give_back)
             raise
@@ -220,6 +222,10 @@ class Reserver:
             book.telling = True
             self._start(self._tell(book))
         return Reservation(book, places, at, waits, work)
+
+    def _took(self, answer: asyncio.Future[Reservation | None], began: float) -> None:
+        if not answer.cancelled() and answer.result() is not None:
+            self.patience.took(self._clock.time() - began)
 
     def _miss(self) -> None:
         self.missed += 1
