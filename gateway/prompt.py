@@ -116,7 +116,13 @@ class Prompts:
             return ask.prompt
         if isinstance(ask.prompt, str):
             return await in_thread(self.text.encode_text, ask.prompt)
-        return await in_thread(self._encode_chat, ask.prompt)
+        try:
+            return await in_thread(self._encode_chat, ask.prompt)
+        except RecursionError as error:
+            raise UserError(
+                "tools, arguments of calls or chat_template_kwargs nest too deep; valid: up to about 100 levels",
+                field="messages",
+            ) from error
 
     async def _predicted(self, ask: Ask) -> TokenIds | None:
         if not ask.prediction or not ask.speculate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -11,8 +10,7 @@ import msgspec
 from bien.core.errors import UserError, nearest
 from bien.gateway.parsing.calling import AUTO, Calling
 from bien.gateway.parsing.events import CallArguments, CallBegin, Event, Reasoning, Text
-
-NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+from bien.gateway.protocols.turns import Functions
 
 
 class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,33 +43,17 @@ def read_tools(
 ) -> tuple[list[dict[str, Any]] | None, Calling]:
     """Tools for the chat template (None: there are none), and what is wanted of calls. UserError naming the
     field that is wrong."""
-    found = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
-    names = [tool["function"]["name"] for tool in found]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise UserError(f"tools[{i}] is a second {name!r}; valid: names that differ", field="tools")
-    return found or None, _calling(choice, names, parallel is not False)
-
-
-def _tool(tool: ToolSpec, where: str) -> dict[str, Any]:
-    if tool.type != "function" or tool.function is None:
-        raise UserError(
-            f"{where} has type {tool.type!r}{' and no function' if tool.type == 'function' else ''}; valid: "
-            "'function' with a function",
-            field=f"{where}.type",
-        )
-    function = tool.function
-    if not NAME.fullmatch(function.name):
-        raise UserError(
-            f"{where}.function.name is {function.name!r}; valid: 1 to 128 letters, digits and . : _ -",
-            field=f"{where}.function.name",
-        )
-    out: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        out["description"] = function.description
-    if function.parameters is not None:
-        out["parameters"] = function.parameters
-    return {"type": "function", "function": out}
+    found = Functions()
+    for i, tool in enumerate(tools or ()):
+        where, function = f"tools[{i}]", tool.function
+        if tool.type != "function" or function is None:
+            raise UserError(
+                f"{where} has type {tool.type!r}{' and no function' if tool.type == 'function' else ''}; "
+                "valid: 'function' with a function",
+                field=f"{where}.type",
+            )
+        found.add(function.name, function.description, function.parameters, f"{where}.function")
+    return found.tools, _calling(choice, found.names, parallel is not False)
 
 
 def _calling(choice: str | Choose | None, names: list[str], parallel: bool) -> Calling:

@@ -18,6 +18,7 @@ from bien.gateway.protocols.fields import ONLY, Fields, common, decode, top_coun
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.scores import Score, chat_logprobs
 from bien.gateway.protocols.thinking import Thinking
+from bien.gateway.protocols.turns import call
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -208,7 +209,7 @@ def _message(message: Message, at: int) -> dict[str, Any]:
     if message.reasoning is not None:
         out.setdefault("reasoning_content", message.reasoning)
     if message.tool_calls:
-        out["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        out["tool_calls"] = [call(c.id, c.function.name, c.function.arguments) for c in message.tool_calls]
     return out
 
 
@@ -231,19 +232,3 @@ def _content(message: Message, at: int) -> str:
                 field=f"messages[{at}].content[{n}].type",
             )
     return "\n".join(part.text or "" for part in content)
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    """Templates expect arguments as an object; the API carries them as JSON text."""
-    arguments: Any = call.function.arguments or "{}"
-    try:
-        decoded = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
-        decoded = None
-    if isinstance(decoded, dict):
-        arguments = decoded
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }

@@ -65,7 +65,7 @@ def call(id: str, name: str, arguments: str | dict[str, Any]) -> dict[str, Any]:
     """Templates expect arguments as an object; APIs carry them as JSON text, too."""
     if isinstance(arguments, str):
         try:
-            decoded = msgspec.json.decode(arguments)
+            decoded = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, RecursionError):
             decoded = None
         if isinstance(decoded, dict):

@@ -429,3 +429,26 @@ async def test_refusals_of_tokens(
         error = (await response.json())["error"]
     assert (response.status, error["param"]) == (404 if field == "model" else 400, field)
     assert words in error["message"]
+
+
+@pytest.mark.parametrize("depth", [50, 400, 900, 5000])
+async def test_deep_nests_are_no_fault_of_the_server(
+    http: aiohttp.ClientSession, fake: Any, depth: int
+) -> None:
+    say(fake, "ok")
+    nest = '{"a":' * depth + "1" + "}" * depth
+    said = json.dumps(nest)
+    head, user = '{"model": "toy", "max_tokens": 5, ', '{"role": "user", "content": "x"}'
+    called = '{"id": "c", "function": {"name": "f", "arguments": %s}}' % said
+    bodies = {
+        "/v1/messages": '"messages": [%s], "tools": [{"name": "f", "input_schema": %s}]}' % (user, nest),
+        "/v1/responses": '"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": %s}]}' % said,
+        "/v1/chat/completions": '"messages": [%s, {"role": "assistant", "tool_calls": [%s]}]}' % (user, called),
+    }  # fmt: skip
+    for path, body in bodies.items():
+        async with http.post(
+            path, data=head + body, headers={"Content-Type": "application/json"}
+        ) as response:
+            assert response.status in (200, 400), (path, await response.text())
+            assert "internal" not in await response.text()
+    assert fake.held == 0
