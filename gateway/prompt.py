@@ -109,8 +109,8 @@ class Prompts:
         return await in_thread(self.text.tokenizer.decode, prompt.ids())
 
     async def encode(self, ask: Ask, field: str = "prompt") -> TokenIds:
-        """The prompt's ids, whatever it is; `field` is what the client calls it. UserError for ids outside the
-        vocabulary, or what the template refuses. Take an admission slot first."""
+        """The prompt's ids, whatever it is; `field` is what the client calls it. UserError for ids
+        outside the vocabulary, or what the template refuses. Take an admission slot first."""
         if isinstance(ask.prompt, TokenIds):
             self._check_ids(field, ask.prompt)
             return ask.prompt
@@ -120,7 +120,7 @@ class Prompts:
             return await in_thread(self._encode_chat, ask.prompt)
         except RecursionError as error:
             raise UserError(
-                "tools, arguments of calls or chat_template_kwargs nest too deep; valid: up to about 100 levels",
+                "tools, arguments of calls or chat_template_kwargs nest too deep; valid: at most 100 levels",
                 field="messages",
             ) from error
 

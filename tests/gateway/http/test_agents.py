@@ -431,24 +431,27 @@ async def test_refusals_of_tokens(
     assert words in error["message"]
 
 
-@pytest.mark.parametrize("depth", [50, 400, 900, 5000])
+@pytest.mark.parametrize("depth", [100, 400, 900, 5000])
 async def test_deep_nests_are_no_fault_of_the_server(
     http: aiohttp.ClientSession, fake: Any, depth: int
 ) -> None:
     say(fake, "ok")
     nest = '{"a":' * depth + "1" + "}" * depth
-    said = json.dumps(nest)
     head, user = '{"model": "toy", "max_tokens": 5, ', '{"role": "user", "content": "x"}'
-    called = '{"id": "c", "function": {"name": "f", "arguments": %s}}' % said
-    bodies = {
-        "/v1/messages": '"messages": [%s], "tools": [{"name": "f", "input_schema": %s}]}' % (user, nest),
-        "/v1/responses": '"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": %s}]}' % said,
-        "/v1/chat/completions": '"messages": [%s, {"role": "assistant", "tool_calls": [%s]}]}' % (user, called),
-    }  # fmt: skip
-    for path, body in bodies.items():
+    function = '"name": "f", "arguments": ' + json.dumps(nest)
+    calls = '{"role": "assistant", "tool_calls": [{"id": "c", "function": {' + function + "}}]}"
+    item = '{"type": "function_call", "call_id": "c", ' + function + "}"
+    tool = '"tools": [{"type": "function", "name": "f", "parameters": ' + nest + "}]"
+    bodies = [
+        ("/v1/messages", f'"messages": [{user}], "tools": [{{"name": "f", "input_schema": {nest}}}]}}'),
+        ("/v1/responses", f'"input": [{item}]}}'),
+        ("/v1/responses", f'"input": "x", {tool}}}'),
+        ("/v1/chat/completions", f'"messages": [{user}, {calls}]}}'),
+    ]
+    for path, body in bodies:
         async with http.post(
             path, data=head + body, headers={"Content-Type": "application/json"}
         ) as response:
-            assert response.status in (200, 400), (path, await response.text())
+            assert response.status in ((200,) if depth <= 100 else (200, 400)), await response.text()
             assert "internal" not in await response.text()
     assert fake.held == 0
