@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,7 +159,7 @@ def _text(rng: random.Random) -> str:
 
 
 def _call(rng: random.Random) -> Call:
-    made = {
+    made: dict[str, Callable[[], Any]] = {
         "s": lambda: _text(rng),
         "n": lambda: rng.randint(-(10**18), 10**18),
         "x": lambda: rng.choice([0.5, -1e300, 3, 1e-9]),
