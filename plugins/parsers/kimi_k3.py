@@ -34,8 +34,11 @@ class KimiK3(Script):
         while True:
             self.reasoning = self._channel == "think"
             self.framed = not self._channel
-            say = self.reason if self.reasoning else self.stray if self.called else self.say
-            found = yield from self.reader.until((OPEN, CLOSE), say)
+            if self.called:
+                found = yield from self.between((OPEN, CLOSE))
+            else:
+                say = self.reason if self.reasoning else self.say
+                found = yield from self.reader.until((OPEN, CLOSE), say)
             self.reader.record(found)
             try:
                 head = yield from self.reader.collect((SEPARATOR,), _HEAD)

@@ -18,7 +18,8 @@ from tests.plugins.parsers.models import END, MODELS, dialect, text_model
 
 USER = {"role": "user", "content": "hello"}
 _MARKS = ["</tool_call>", "<tool_call>", "<|close|>argument<|sep|>", "</arg_value>", "</parameter>",
-          "<|call|>", "<|tool_call_end|>", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>", "</think>"]  # fmt: skip
+          "<|call|>", "<|tool_call_end|>", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>",
+          "</think>"]  # fmt: skip
 models = pytest.mark.parametrize("name", MODELS)
 quick = settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
