@@ -42,7 +42,6 @@ class WorkerLoad:
                 total += sum(busy)
         return weighted / total if total else None
 
-
     @property
     def utilisation(self) -> float | None:
         """Share of the time between the first and the last reading in which workers computed, their mean."""

@@ -18,6 +18,9 @@ COLD = 24  # prompts, one after the other
 HOT = 36  # requests that share a long beginning
 BLOCKS, FIRST, MORE = 30_000, 2, 4  # blocks that come and go in each round; rounds
 LEAK = 48.0  # bytes of memory per block that came and went, above which it is one
+# An engine that had no core for a second looks slow, and a router that learns is right to avoid it for a
+# while; one that never spreads does so at no try.
+TRIES = 2
 BUSIEST = 0.6  # share of the requests that one of three engines may get
 OWN, OTHER = 12, 10  # requests through this gateway, and by others
 PATIENCE = 0.8  # seconds of a client for a short prompt
@@ -55,22 +58,29 @@ async def memory(world: World, log: Log) -> None:
 async def hot(world: World, log: Log) -> None:
     even = 1 / len(world.engines)
     async with world.router(Habits(token_ms=0.1)) as router:
-        replies = await router.all(world.prompts.several(COLD, 600))
-        counts = _counts(router, places(replies))
+        good, tried = False, 0
+        while not good and tried < TRIES:
+            replies = await router.all(world.prompts.several(COLD, 600))
+            counts = _counts(router, places(replies))
+            good, tried = min(counts) >= 2 and max(counts) <= BUSIEST * COLD, tried + 1
         log.check(
             "cold prompts one after the other are spread",
-            min(counts) >= 2 and max(counts) <= BUSIEST * COLD,
-            f"{_spread(counts)} (each at least 2, at most {BUSIEST:.0%})",
+            good,
+            f"{_spread(counts)} (each at least 2, at most {BUSIEST:.0%}){_tried(tried)}",
         )
-        system = world.prompts.text(3000)
-        moves.absent(await router.ask(world.prompts.fresh(1000, system)))
-        replies = await router.all(world.prompts.several(HOT, 1500, system), at_once=HOT // 2)
-        counts = _counts(router, places(replies))
+        good, tried = False, 0
+        while not good and tried < TRIES:
+            system = world.prompts.text(3000)
+            moves.absent(await router.ask(world.prompts.fresh(1000, system)))
+            replies = await router.all(world.prompts.several(HOT, 1500, system), at_once=HOT // 2)
+            counts = _counts(router, places(replies))
+            good, tried = max(counts) <= BUSIEST * HOT, tried + 1
         log.answered("a system prompt that one engine has is asked for by many at once", replies)
         log.check(
             "and does not keep them all there",
-            max(counts) <= BUSIEST * HOT,
-            f"{_spread(counts)}; {hits(replies):.0%} found cached (at most {BUSIEST:.0%} at one engine)",
+            good,
+            f"{_spread(counts)}; {hits(replies):.0%} found cached "
+            f"(at most {BUSIEST:.0%} at one engine){_tried(tried)}",
         )
         talks = world.prompts.several(12, 1500)
         for reply in await router.all(talks, at_once=12):
@@ -149,6 +159,10 @@ def _more(world: World, talk: list[Message]) -> list[Message]:
 
 def _counts(router: Router, found: dict[str, int]) -> list[int]:
     return [found.get(f"e{engine.number}", 0) for engine in router.engines]
+
+
+def _tried(times: int) -> str:
+    return f"; at try {times} of {TRIES}" if times > 1 else ""
 
 
 def _spread(counts: list[int]) -> str:

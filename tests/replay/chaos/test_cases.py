@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from bien.gateway.remote.follow import Follower
 from bien.gateway.remote.load import Load
 from bien.gateway.remote.wire import UndecodableError, decode
 from bien.gateway.remote.zmq_source import ZmqSource
+from bien.gateway.routing import Decision
 from bien.gateway.verify import verifier
 from bien.plugins.routers.kv_aware import KVAwareRouter
 from bien.replay.chaos.gateways import start_process
@@ -205,6 +207,21 @@ async def test_other_planted_faults(
     plant(monkeypatch)
     report = await put(number, **fields)
     assert report.verdict == "fail", report.checks
+
+
+@pytest.mark.slow
+async def test_an_engine_that_had_no_core_for_a_while_is_no_hot_spot(put: Put, monkeypatch: Patch) -> None:
+    """A router that avoids it as long as it looks slow, and not for ever."""
+    fleet_less(monkeypatch)
+    choose, calls = KVAwareRouter.choose, itertools.count()
+
+    def avoiding(self: KVAwareRouter, request: Any, targets: Any) -> Any:
+        return Decision(0, 0) if next(calls) < 26 else choose(self, request, targets)
+
+    monkeypatch.setattr(KVAwareRouter, "choose", avoiding)
+    report = await put(7)
+    assert report.verdict == "pass", failures(report)
+    assert "at try 2 of 2" in report.checks[0].evidence
 
 
 @pytest.mark.slow
