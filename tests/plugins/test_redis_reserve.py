@@ -24,8 +24,8 @@ from bien.gateway.testing.durable import until
 from bien.gateway.testing.fake_worker import FakeWorker, fake_info
 from bien.gateway.testing.index import make_info
 from bien.plugins.indexes.memory import MemoryIndex
-from bien.plugins.indexes.redis import RedisConfig
-from bien.plugins.indexes.redis.book import WRONG
+from bien.plugins.indexes.redis import RedisConfig, reserve
+from bien.plugins.indexes.redis.book import WRONG, Book, us
 from bien.plugins.indexes.redis.index import RedisIndex
 from bien.plugins.routers.kv_aware import KVAwareConfig, KVAwareRouter
 from bien.plugins.routers.round_robin import RoundRobin
@@ -34,6 +34,7 @@ from tests.redis_servers import cluster
 
 FAST = {"lease_seconds": 0.6, "poll_seconds": 0.005, "flush_seconds": 0.001, "timeout_seconds": 1.0}
 LONG, ABOUT = 1e5, 3e3  # ms of work, and how much of it may be done while a test looks
+SLOW = KVAwareConfig(ms_per_prefill_token=50.0)  # what is reserved lasts longer than a test looks
 PLACES = [("a", 0), ("b", 0), ("c", 1)]
 
 
@@ -327,7 +328,7 @@ async def bursts(server: RedisProcess, opened: AsyncExitStack, reservations: boo
         await its.start()
         indexes.append(its)
         workers = [FakeWorker(WallClock(), info=fake_info(f"w{n}"), auto=False) for n in range(8)]
-        gateways.append(gateway(its, KVAwareRouter(KVAwareConfig(), random.Random()), workers))
+        gateways.append(gateway(its, KVAwareRouter(SLOW, random.Random()), workers))
         opened.push_async_callback(gateways[-1].close)
 
     def met(its: RedisIndex) -> bool:
@@ -505,3 +506,46 @@ async def test_answers_that_are_slow_are_waited_for(
     await until(lambda: one.shared("fp"))
     made = await one.reserve("fp", PLACES, bids(0.0, 0.0, 0.0, work=LONG))
     assert made is not None and one.reserver.missed == 1
+
+
+async def test_what_is_reserved_while_gateways_meet_is_not_removed_with_what_is_past(
+    server: RedisProcess, opened: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = await two(server.url, opened)
+    monkeypatch.setattr(reserve, "TELL_SECONDS", 1e3)  # nobody sets it right afterwards
+    book, go, run_script = one.reserver._books["fp"], asyncio.Event(), reserve.run_script
+    book.told["a/0"] = 1
+
+    async def held(client: Any, text: str, *arguments: Any) -> Any:
+        if text == reserve.MEET:
+            await go.wait()
+        return await run_script(client, text, *arguments)
+
+    monkeypatch.setattr(reserve, "run_script", held)
+    book.meet_at = 0.0
+    await until(lambda: book.busy)
+    reserving = asyncio.create_task(one.reserve("fp", PLACES[:1] * 2, bids(0.0, 0.0, work=LONG)))
+    await WallClock().sleep(0.05)
+    go.set()
+    assert await reserving is not None
+    with server.client as client:
+        assert int(client.hget(book.own, "a/0") or 0) > 1
+
+
+def test_what_redis_holds_is_known_though_clocks_turn_out_to_be_others() -> None:
+    """And though a command has failed, of which nobody knows whether it was done: else what was released
+    stays there for as long as it would have lasted."""
+    now = 1000.0
+    book = Book(Keys("bien", "fp"), "g", lambda: now)
+    book.set_clock(int(1e9) - 400_000, 999.0)  # the first answer was long on its way: a bad reading
+    book.add("a/0", us(LONG))
+    book.told = dict(book.until)
+    book.set_clock(int(1e9), 999.998)
+    assert set(book.untold()) == {"a/0"}, "its time is another one now"
+    book.remove("a/0", us(LONG))
+    assert book.untold() == {"a/0": 0} and not book.quiet
+    book.told = {"b/0": 1}
+    book.unsure(["a/0"])
+    assert book.untold() == {"a/0": 0, "b/0": 0} and not book.quiet
+    book.told.update(book.untold())
+    assert book.quiet

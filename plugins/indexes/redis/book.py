@@ -16,6 +16,7 @@ SEEN = 64  # reservations that are remembered for what they found
 PASSED = 16  # choices that were close and not asked for, after which one is
 CROWDED = 0.25
 SURE = 0.01  # seconds that the server's clock may be wrong
+UNSURE = 600_000_000  # microseconds for which what Redis may hold is set right once more
 WRONG = 60_000  # microseconds by which others may be wrong about a place
 
 
@@ -134,6 +135,11 @@ class Book:
                 found[place] = until
         return found
 
+    def unsure(self, places: Iterable[str]) -> None:
+        """A command has failed that wrote there, or has not: all that Redis may hold is written again."""
+        till = self.now + UNSURE
+        self.told = dict.fromkeys([*self.told, *places], till)
+
     # Meetings.
 
     def met(self, gateways: Iterable[bytes], own: str, forgotten: bool) -> None:
@@ -150,7 +156,7 @@ class Book:
             return
         shift = (self._behind or 0) - behind  # another server, or its clock was set
         self.until = {place: until + shift for place, until in self.until.items()}
-        self._behind, self.told = behind, {}
+        self._behind = behind  # what Redis has been told stays what it was
 
     def past(self) -> list[str]:
         """Places of which Redis holds nothing that matters."""

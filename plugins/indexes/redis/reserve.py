@@ -137,7 +137,8 @@ class Reserver:
                 if self._clock.time() >= self._rest:
                     self._pause = REST
         except self._link.trouble as error:
-            book.meet_at, book.told = 0.0, {}  # who knows what it has done
+            book.meet_at = 0.0
+            book.unsure(one.places[i] for one in asked for i in one.chosen)
             self._miss()
             log.info("no reservation: %s", explained(error))
         finally:
@@ -236,10 +237,16 @@ class Reserver:
 
     async def _meet(self, book: Book) -> None:
         """Say that we are here, and learn who else is."""
-        keys, past, began = (book.gateways, book.own), book.past(), self._clock.time()
-        new, theirs, *gateways = await run_script(self._link.client, MEET, keys, self._id, self._lease, *past)
-        for place in past:
-            book.told.pop(place, None)
+        keys, past, began = (book.gateways, book.own), [] if book.busy else book.past(), self._clock.time()
+        book.busy = book.busy or bool(past)  # else what is reserved meanwhile might be removed with it
+        try:
+            arguments = (self._id, self._lease, *past)
+            new, theirs, *gateways = await run_script(self._link.client, MEET, keys, *arguments)
+            for place in past:
+                book.told.pop(place, None)
+        finally:
+            if past:
+                self._free(book)
         book.met(gateways, self._id, bool(new))
         book.set_clock(theirs, began)
         book.meet_at = self._clock.time() + min(MEET_SECONDS, self._lease / 3000)
@@ -257,7 +264,8 @@ class Reserver:
                 await ask(pipe.execute())
                 self._free(book)
         except self._link.trouble:
-            book.meet_at, book.told = 0.0, {}
+            book.meet_at = 0.0
+            book.unsure(())
             self._free(book)
         finally:
             book.telling = False
