@@ -6,7 +6,7 @@ python -m bien.replay.bench.reservations [--gateways 4] [--workers 8] [--rounds 
 In each round every gateway gets `each` new prompts at the same moment; all end before the next. Workers are
 real processes whose steps take their time by the clock. Imbalance is the most placements on one worker over
 the mean, 1 where all have the same; TTFT is in ms from placement. Without --redis a private server is used.
-On a machine that is busy with other things answers take longer than a request waits (--patience, seconds).
+--patience: seconds that a request waits for an answer, at least; on a machine that is busy it waits longer.
 """
 
 from __future__ import annotations
