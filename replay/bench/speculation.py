@@ -1,8 +1,8 @@
 """Host drafters on real agents' text: acceptance, and decode speed against none, in CPU time.
 
 python -m bien.replay.bench.speculation [FOLDER] [--running 1,4,16] [--pairs 7] [--length budget]
-    [--arms none,prompt-lookup,suffix] [--quantizer int8] [--threads 1] [--most 64] [--own]
-    [--json F]
+    [--arms none,prompt-lookup,suffix] [--quantizer int8] [--threads 1] [--most 64]
+    [--window 8000] [--own] [--json F]
 python -m bien.replay.bench.speculation [FOLDER] --growth
 
 FOLDER holds SWE-agent trajectories (*.traj.xz); without it, files of Python's standard library are continued.
@@ -36,8 +36,6 @@ from bien.core.speculation.draft import Scope
 from bien.core.speculation.options import SpeculationSpec
 from bien.core.text.model import TextModel
 from bien.replay.bench.agent_texts import Session, Turn, sources, trajectories
-
-WINDOW = 8000
 
 
 @dataclass(slots=True)
@@ -101,7 +99,7 @@ def make_arm(name: str, model: str, args: argparse.Namespace) -> Arm:
 
     parameters: dict[str, Any] = {"scope": "session"} if name == "suffix" else {}
     pool = PoolSpec(
-        kv_tokens=16 * (WINDOW + args.most),
+        kv_tokens=max(map(int, args.running.split(","))) * (args.window + args.most),
         slots=16,
         threads=args.threads,
         quantizer=Selection(args.quantizer),
@@ -208,6 +206,7 @@ def main() -> None:
     parser.add_argument("--length", default="budget")
     parser.add_argument("--quantizer", default="int8")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--window", type=int, default=8000)  # tokens of a prompt and its answer
     parser.add_argument("--most", type=int, default=64)  # tokens of an answer
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--own", action="store_true")
@@ -216,11 +215,10 @@ def main() -> None:
     args = parser.parse_args()
     text = TextModel.load(resolve_model(args.model))
     folder: Path | None = args.folder
-    sessions = (
-        trajectories(folder, text, WINDOW, args.most) if folder else sources(text, WINDOW, args.most, 16)
-    )
+    window, most = args.window, args.most
+    sessions = trajectories(folder, text, window, most) if folder else sources(text, window, most, 16)
     if not sessions:
-        parser.error(f"{args.folder}: no session of *.traj.xz files fits into {WINDOW} tokens")
+        parser.error(f"{args.folder}: no session of *.traj.xz files fits into {args.window} tokens")
     if args.growth:
         found: Any = growth(sessions)
         print(json.dumps(found))
