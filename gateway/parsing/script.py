@@ -58,7 +58,7 @@ class Script:
         if self.called:
             self.end(complete=False)
         elif ended or not recorded:  # of an answer that was cut, a call without a name is left out
-            self.say(recorded + rest)
+            self._tell(recorded + rest)
         else:
             self.frame()
         self._release()
@@ -83,6 +83,7 @@ class Script:
         """A call begins."""
         self.frame()
         self.reader.forget()
+        self.reasoning = False
         self.called, self._parameters = name, 0
         self._events.append(CallBegin(self._calls, name, id))
 
@@ -158,6 +159,9 @@ class Script:
             self.end(complete=False)
         return valid
 
+    def _tell(self, text: str) -> None:
+        (self.reason if self.reasoning else self.say)(text)
+
     def _framed(self, text: str, holds: bool) -> str:
         if not self.framed:
             return text
@@ -195,14 +199,14 @@ class Script:
 
 class Thinking(Script):
     """Reasoning stands between `<think>` and `</think>` at the answer's beginning, of which the prompt may
-    have written the first. A subclass gives `starts` and `read`."""
+    have written the first. A call ends it too, as models forget the second. A subclass gives `starts` and
+    `read`."""
 
     starts: tuple[str, ...]  # marks at which calls begin
-    calls_end_reasoning = False  # also without </think>
 
     def read(self, found: str) -> Steps[None]:
         """A call, behind the mark `found` of `starts`, which is recorded. A return before the call has begun
-        makes all of it text."""
+        makes all that is recorded what it would be without marks."""
         raise NotImplementedError
 
     def run(self) -> Steps[None]:
@@ -211,16 +215,19 @@ class Thinking(Script):
         if not opened and self.opening.thinks:
             blanks = yield from self.reader.blank()
             opened = yield from self.reader.accept("<think>")
-            if not opened and blanks:
+            if not opened and (yield from self.reader.accept("</think>")):  # once more than the prompt has it
+                self.frame()
+            elif not opened:
                 self.say(blanks)
         if opened:
             self.frame()
             self.reasoning = True
-            marks = ("</think>", *starts) if self.calls_end_reasoning else ("</think>",)
-            found = yield from self.reader.until(marks, self.reason)
-            self.reasoning = False
-            self.frame()
-            if found != "</think>":
+        while self.reasoning:
+            found = yield from self.reader.until(("</think>", *starts), self.reason)
+            if found == "</think>":
+                self.reasoning = False
+                self.frame()
+            else:
                 yield from self._read(found)
         while True:
             found = yield from self.reader.until(starts, self.say)
@@ -229,8 +236,7 @@ class Thinking(Script):
     def _read(self, found: str) -> Steps[None]:
         self.reader.record(found)
         yield from self.read(found)
-        if left := self.reader.recorded():
-            self.say(left)
+        self._tell(self.reader.recorded())
 
 
 def unwrapped(text: str) -> str:

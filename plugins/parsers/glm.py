@@ -2,8 +2,8 @@
 
     <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
 
-GLM-4.5 puts each on a line of its own; a call may end reasoning without </think>, and have no arguments. As
-in vLLM and SGLang a tag is one however it is spelled; in a value only </arg_value> is.
+GLM-4.5 puts each on a line of its own; a call may have no arguments. As in vLLM
+and SGLang a tag is one however it is spelled; in a value only </arg_value> is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ MARKS = frozenset({BEGIN, END, ARGUMENT, KEY_END, VALUE, VALUE_END, "<think>", "
 
 class Glm(Thinking):
     starts = (BEGIN,)
-    calls_end_reasoning = True
 
     def read(self, found: str) -> Steps[None]:
         head = yield from self.reader.collect((ARGUMENT, END), NAME)

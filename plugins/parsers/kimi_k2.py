@@ -3,8 +3,8 @@
     <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}
     <|tool_call_end|><|tool_calls_section_end|>
 
-The id goes to the client as it is, and back into the template. A section may end reasoning without </think>.
-As in vLLM and SGLang a mark is one however it is spelled, except inside JSON strings.
+The id goes to the client as it is, and back into the template. As in vLLM and SGLang a
+mark is one however it is spelled, except inside JSON strings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _ID = re.compile(r"(?:functions\.)?(.+?):[0-9]+")
 
 class KimiK2(Thinking):
     starts = (SECTION, BEGIN, SECTION_END)
-    calls_end_reasoning = True
 
     def read(self, found: str) -> Steps[None]:
         if found != BEGIN:

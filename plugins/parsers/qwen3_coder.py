@@ -30,7 +30,6 @@ _NAME = re.compile(r"[ \t]*[\w.:/-]{0,256}[ \t]*")
 
 class Qwen3Coder(Thinking):
     starts = (BEGIN, FUNCTION)
-    calls_end_reasoning = True
 
     def read(self, found: str) -> Steps[None]:
         reader = self.reader

@@ -67,6 +67,12 @@ EMPTY = ("look-up.now", "{}", True)
         ("hermes", "Say <think> aloud.", ["Say <think> aloud."]),
         ("hermes", "<think>a<tool_call>b</think>c", [("think", "a<tool_call>b"), "c"]),
         ("hermes", "<think>\n\n</think>\n\nc", ["c"]),
+        ("hermes", "</think>\n\nc", ["c"]),
+        ("hermes", '<think>a\n<tool_call>{"name": "do_it", "arguments": {}}</tool_call> b</think>c',
+         [("think", "a"), ("do_it", "{}", True), "b</think>c"]),
+        ("deepseek-v4", 'a<｜DSML｜tool_calls><｜DSML｜invoke name="look-up.now"></｜DSML｜invoke>',
+         [("think", "a"), EMPTY]),
+        ("kimi-k2", "<think>a <|tool_calls_section_begin|> b</think>c", [("think", "ab"), "c"]),
         # GLM
         ("glm-4.7", "why<tool_call>look-up.now</tool_call>", [("think", "why"), EMPTY]),
         ("glm-4.7", "</think><tool_call>look-up.now", ["<tool_call>look-up.now"]),
