@@ -10,7 +10,7 @@ from bien.core.speculation.prediction import PREDICTION
 from bien.core.text.output import OutputText
 from bien.core.worker.messages import Output
 from bien.gateway.http.scoring import Scoring
-from bien.gateway.parsing.events import Event
+from bien.gateway.parsing.events import Event, merged
 from bien.gateway.parsing.reply import Reply
 from bien.gateway.protocols.scores import Score
 
@@ -83,7 +83,7 @@ class Progress:
             more = self._text.visible - self._given
             scores, self._scores = self._scores[:more], self._scores[more:]
             self._given += len(scores)
-        events, self._events = self._events, []
+        events, self._events = merged(self._events), []
         return Piece(text, output.tokens[: 4 * used], scores, events)
 
     def _parse(self, reply: Reply, ids: memoryview, output: Output, silent_last: bool) -> int:

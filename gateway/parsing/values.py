@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import re
+import warnings
 from typing import Any
 
 from bien.gateway.parsing.json_text import quoted
@@ -119,7 +120,8 @@ def _literal(text: str) -> Any:
     if len(text) > _LONGEST_LITERAL:
         raise ValueError("too long for a literal")
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings(action="ignore"):  # of escapes that are none
+            value = ast.literal_eval(text)
     except (SyntaxError, MemoryError) as error:
         raise ValueError("no literal") from error
     if isinstance(value, float) and not math.isfinite(value):

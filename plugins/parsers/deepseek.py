@@ -30,7 +30,8 @@ from bien.plugins.parsers._dialect import Dialect
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 DSML = "｜DSML｜"
-SECTIONS = tuple(f"<{slash}{DSML}{name}>" for slash in ("", "/") for name in ("tool_calls", "function_calls"))
+_NAMES = ("tool_calls", "function_calls", "toolcalls", "tool")  # V4's, V3.2's; what V4 makes of it at times
+SECTIONS = tuple(f"<{slash}{DSML}{name}>" for slash in ("", "/") for name in _NAMES)
 INVOKE, INVOKE_END = f"<{DSML}invoke", f"</{DSML}invoke>"
 PARAMETER, PARAMETER_END = f"<{DSML}parameter", f"</{DSML}parameter>"
 MARKS = frozenset({CALLS, CALLS_END, BEGIN, SEPARATOR, END, DSML, "<think>", "</think>"})

@@ -77,8 +77,9 @@ class Harmony(Script):
         to = _TO.search(head)
         channel = _TO.sub("", head).split()
         recipient = to[1] if to else ""
-        if recipient.startswith("functions.") and self.tools:
-            self.call(recipient.removeprefix("functions."))
+        function = recipient.removeprefix("functions.")
+        if self.tools and (function != recipient or function in self.tools):
+            self.call(function)
             yield from self.arguments()
             return (yield from self.reader.until(_ALL, self.say))
         others = bool(recipient) and not recipient.startswith("functions.")

@@ -96,7 +96,7 @@ async def test_a_stream_of_calls(sdk: AsyncOpenAI, fake: Any) -> None:
     assert all(c.type is None and c.function and c.function.name is None for c in calls if not c.id)
     pieces = {i: [c.function.arguments for c in calls if c.index == i and c.function] for i in (0, 1)}
     assert [json.loads("".join(map(str, p))) for p in pieces.values()] == [{"city": "Zürich"}, {}]
-    assert len(pieces[0]) > 3  # arguments do not wait for their end
+    assert len(pieces[0]) > 2  # arguments do not wait for their end
     assert [c.choices[0].finish_reason for c in chunks[:-1]][-2:] == [None, "tool_calls"]
     assert deltas[-1].model_dump(exclude_unset=True) == {}
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens_details is not None
@@ -265,3 +265,18 @@ async def test_logprobs_and_ids_come_with_events(sdk: AsyncOpenAI, fake: Any) ->
     async for chunk in stream:
         ids += getattr(chunk.choices[0], "token_ids", None) or []
     assert ids == [*(i for step in ANSWER for i in fake.text(step)), 1]
+
+
+async def test_one_output_is_one_chunk_of_each_kind(sdk: AsyncOpenAI, fake: Any) -> None:
+    """However many tokens it has."""
+    script(fake, "".join(ANSWER))
+    stream = await sdk.chat.completions.create(model="toy", messages=USER, tools=TOOLS, stream=True)
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    said = [d.model_dump(exclude_unset=True) for d in deltas]
+    assert [next(iter(d)) for d in said[1:-1]] == ["reasoning_content", "content", *["tool_calls"] * 4]
+
+
+async def test_with_one_call_the_engine_is_left(sdk: AsyncOpenAI, fake: Any) -> None:
+    script(fake, *ANSWER, "and more", "and more")
+    await sdk.chat.completions.create(model="toy", messages=USER, tools=TOOLS, parallel_tool_calls=False)
+    assert (fake.ended, len(fake.aborted), fake.held) == ([], 1, 0)
