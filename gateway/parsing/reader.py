@@ -206,11 +206,20 @@ def _pattern(marks: tuple[str, ...]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True)))) if marks else None
 
 
+@lru_cache(maxsize=256)
+def _heads(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """Finds a mark's first character; the length of the longest beginning of one."""
+    first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]")
+    return first, max(map(len, marks)) - 1
+
+
 def _held(text: str, at: int, marks: tuple[str, ...]) -> int:
     """Length of the longest end of `text` that is the beginning of a mark."""
-    longest = max(map(len, marks), default=1) - 1
-    for start in range(max(at, len(text) - longest), len(text)):
-        for mark in marks:
-            if mark[0] == text[start] and mark.startswith(text[start:]):
-                return len(text) - start
+    if not marks:
+        return 0
+    first, longest = _heads(marks)
+    for found in first.finditer(text, max(at, len(text) - longest)):
+        tail = text[found.start() :]
+        if any(mark.startswith(tail) for mark in marks):
+            return len(tail)
     return 0

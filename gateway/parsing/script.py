@@ -246,6 +246,7 @@ def unwrapped(text: str) -> str:
     try:
         value = json.loads(text)
         if isinstance(value, str) and isinstance(json.loads(value), dict):
+            value.encode()  # half a surrogate pair could not be sent
             return value
     except (ValueError, RecursionError):
         pass

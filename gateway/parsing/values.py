@@ -98,7 +98,7 @@ class Value:
         except (ValueError, RecursionError):
             try:
                 value = _literal(text)
-                found = json.dumps(value, ensure_ascii=False, allow_nan=False)
+                found = json.dumps(value, allow_nan=False)
             except (ValueError, TypeError, RecursionError):
                 return None
         kind = kind_of(value)

@@ -65,13 +65,13 @@ class Hermes(Thinking):
             self.end()
 
     def _string(self) -> Steps[str | None]:
-        """A JSON string, or None."""
+        """A JSON string that can be a name, or None."""
         held: list[str] = []
         yield from self.reader.blank()
         if (yield from self.reader.peek()) != '"' or not (yield from self.reader.json(held.append)):
             return None
         text: str = json.loads("".join(held))
-        return text
+        return text if text.isprintable() else None
 
     def _closed(self, named: bool) -> Steps[bool]:
         """Whether the object ends here, as it should or for want of a brace."""
