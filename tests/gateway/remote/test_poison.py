@@ -78,6 +78,8 @@ POISON = {
     "a text as extra keys": packed([*STORED, None, ["s"]]),
     "a negative group": packed([*STORED, None, None, -5]),
     "a negative group of removals": packed(["BlockRemoved", [7], None, -7]),
+    "the group before the first": packed([*STORED, None, None, -1]),
+    "removals of the group before the first": packed(["BlockRemoved", [1], None, -1]),
     "a huge group": packed([*STORED, None, None, 1 << 62]),
     "deep arrays": b"\x91" * 100_000,
     "deep maps": b"\x81\xa1x" * 100_000,
@@ -90,6 +92,14 @@ POISON = {
     "a giant array": packed(["BlockStored", [None] * 200_000, None, [], 4]),
     "a giant name": packed(["x" * 1_000_000]),
 }
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_decoding_raises_nothing_else(what):
+    try:
+        decode(POISON[what])
+    except UndecodableError as error:
+        assert len(str(error)) < 300
 
 
 @pytest.mark.parametrize("what", POISON)
