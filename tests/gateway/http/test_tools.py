@@ -13,6 +13,7 @@ from bien.core.providers import Context, NoParameters
 from bien.core.testing.text import CHATML
 from bien.core.text.model import TextModel
 from bien.core.text.template import ChatTemplate
+from bien.core.worker.messages import Output
 from bien.plugins.parsers import hermes, none
 from tests.gateway.http.conftest import AGAIN, Start
 
@@ -265,6 +266,21 @@ async def test_logprobs_and_ids_come_with_events(sdk: AsyncOpenAI, fake: Any) ->
     async for chunk in stream:
         ids += getattr(chunk.choices[0], "token_ids", None) or []
     assert ids == [*(i for step in ANSWER for i in fake.text(step)), 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_gives_text_only(sdk: AsyncOpenAI, fake: Any, stream: bool) -> None:
+    fake.script = [Output(1, 7, text=text) for text in ANSWER]
+    ask: dict[str, Any] = {"model": "toy", "messages": USER, "tools": TOOLS}
+    if stream:
+        async with sdk.chat.completions.stream(**ask, stream_options={"include_usage": True}) as events:
+            answer: Any = await events.get_final_completion()
+    else:
+        answer = await sdk.chat.completions.create(**ask)
+    assert [c.function.name for c in answer.choices[0].message.tool_calls] == ["weather", "clock"]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    details = answer.usage.completion_tokens_details
+    assert (answer.usage.completion_tokens, details.reasoning_tokens) == (28, 14)
 
 
 async def test_one_output_is_one_chunk_of_each_kind(sdk: AsyncOpenAI, fake: Any) -> None:
