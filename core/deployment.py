@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from bien.core.strict import decode, join
 MAX_WORKERS = 1024  # of all pools: each is a process, or an engine of the simulation
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 MOST_TOKENS = 1 << 40  # of a worker's KV, or of a context: no machine has so much
+# Claude Code begins its system prompt with a line whose hash changes with each request.
+VOLATILE_LINES = ("x-anthropic-billing-header:.*",)
 KV_TOKENS = 32768  # of a pool that says nothing about its KV
 
 
@@ -106,6 +109,9 @@ class GatewaySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Hold the index against what engines find and fall back where they part: by probes too, without any, or
     # not at all. Simulations never do.
     verify: Literal["probe", "watch", "off"] = "probe"
+    # Regular expressions: first lines of a system prompt that match one as a whole are taken out, so that a
+    # prompt's beginning stays what it was. []: none.
+    volatile_lines: tuple[str, ...] = VOLATILE_LINES
     router: Selection = Selection("kv-aware")
     kv_index: Selection = Selection("memory")
     parser: Selection | None = None  # of answers to conversations; None: as the chat template says
@@ -248,6 +254,11 @@ def _faults(deployment: Deployment) -> Iterator[_Fault]:
         yield "gateway.drain_seconds", f"{gateway.drain_seconds:g} is no time; valid: 0 seconds or more"
     if not 0 <= gateway.silence_seconds < math.inf:
         yield "gateway.silence_seconds", f"{gateway.silence_seconds:g} is no time; valid: 0 seconds or more"
+    for at, pattern in enumerate(gateway.volatile_lines):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"gateway.volatile_lines[{at}]", f"{pattern!r} is no regular expression: {error}"
     yield from _below("host", {"memory": deployment.host.memory, "cores": deployment.host.cores}, 1)
     if not pools and not deployment.remote:
         yield "pool", "no pool; a deployment needs at least one [[pool]]"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from bien.core.deployment import VOLATILE_LINES
 from bien.core.errors import ContextLengthError, UserError
 from bien.core.request import GenerateRequest, SamplingParams, TokenIds
 from bien.core.text.marks import NO_MARKS
@@ -14,10 +16,13 @@ from bien.core.text.model import TextModel
 from bien.core.text.output import OutputText
 from bien.core.worker.threads import in_thread
 from bien.gateway.checks import MAX_SCORED_TOKENS
+from bien.gateway.notes import Notes
 from bien.gateway.parsing.dialects import Dialect
 from bien.gateway.parsing.reply import Reply
 from bien.gateway.parsing.tools import Tools
 from bien.gateway.protocols.ask import Ask, Chat
+from bien.gateway.rewrites import Rewrites
+from bien.gateway.volatile import VolatileLines
 
 _TAIL = 16  # prompt tokens that the output's detokeniser looks back at
 
@@ -32,8 +37,12 @@ class Prompts:
         max_context: int,
         vocab_size: int | None = None,
         dialect: Dialect | None = None,
+        volatile_lines: Iterable[str] = VOLATILE_LINES,
     ) -> None:
-        """`dialect`: reads answers to conversations; None: they are text."""
+        """`dialect`: reads answers to conversations; None: they are text. `volatile_lines`: patterns of what
+        is taken out of system prompts."""
+        self._volatile = VolatileLines(volatile_lines)
+        self._rewrites = Rewrites()
         self.text = text
         self._dialect = dialect
         self.max_context = max_context
@@ -44,7 +53,7 @@ class Prompts:
     ) -> GenerateRequest:
         """UserError for ids outside the vocabulary or an empty prompt, ContextLengthError if prompt and
         output do not fit. Take an admission slot first: this may cost a second of tokenising."""
-        prompt = await self.encode(ask)
+        prompt = await self.encode(ask, tenant=tenant, answered=True)
         if ask.forced is not None:
             self._check_ids("trace_decode_token_ids", ask.forced)
         for token in ask.stop_token_ids:
@@ -108,16 +117,22 @@ class Prompts:
             return ask.prompt
         return await in_thread(self.text.tokenizer.decode, prompt.ids())
 
-    async def encode(self, ask: Ask, field: str = "prompt") -> TokenIds:
+    async def encode(
+        self, ask: Ask, field: str = "prompt", *, tenant: str = "", answered: bool = False
+    ) -> TokenIds:
         """The prompt's ids, whatever it is; `field` is what the client calls it. UserError for ids
-        outside the vocabulary, or what the template refuses. Take an admission slot first."""
+        outside the vocabulary, or what the template refuses. Take an admission slot first.
+
+        A conversation's new turn costs its tail only, if `tenant` and salt are those of the turn before.
+        `answered`: it gets an answer, so that the next turn can be held against both."""
         if isinstance(ask.prompt, TokenIds):
             self._check_ids(field, ask.prompt)
             return ask.prompt
         if isinstance(ask.prompt, str):
             return await in_thread(self.text.encode_text, ask.prompt)
         try:
-            return await in_thread(self._encode_chat, ask.prompt)
+            owner = f"{tenant}\0{ask.salt}"
+            return await in_thread(self._encode_conversation, ask.prompt, ask.notes, owner, answered)
         except RecursionError as error:
             raise UserError(
                 "tools, arguments of calls or chat_template_kwargs nest too deep; valid: at most 100 levels",
@@ -130,11 +145,29 @@ class Prompts:
         ids = await in_thread(self.text.tokenizer.encode, ask.prediction)
         return ids.slice(0, self.max_context)
 
-    def _encode_chat(self, chat: Chat) -> TokenIds:
+    def answered(self, ask: Ask, answer: bytes) -> None:
+        """The conversation has its answer: the ids that are text of it, uint32-LE."""
+        if ask.notes.turn is not None:
+            self._rewrites.end(ask.notes.turn, answer)
+
+    def _encode_conversation(self, chat: Chat, notes: Notes, owner: str, answered: bool) -> TokenIds:
+        messages = chat.messages
+        if chat.leads:
+            messages, notes.removed = self._volatile.without(messages)
+        known = self.text.template.variables if self.text.template else frozenset()
+        variables = {**chat.thinking.variables(known), **chat.template_kwargs}
+        prompt = self._encode_chat(chat, messages, variables, owner)
+        if answered:
+            told = [chat.tools, variables]
+            notes.turn, notes.rewrite = self._rewrites.begin(owner, told, messages, prompt)
+        return prompt
+
+    def _encode_chat(
+        self, chat: Chat, messages: list[dict[str, Any]], variables: dict[str, Any], owner: str
+    ) -> TokenIds:
         template = self.text.template
         known = template.variables if template else ()
-        variables = {**chat.thinking.variables(known), **chat.template_kwargs}
-        messages, tools = chat.messages, chat.tools
+        tools = chat.tools
         if self._dialect is not None and "tools" not in known:
             messages, tools = self._dialect.spell(messages, tools)
         if tools and (self._dialect is None or not self._dialect.calls or "tools" not in known):
@@ -146,12 +179,12 @@ class Prompts:
         if chat.tools:
             messages = chat.calling.told(messages)
         try:
-            return self.text.encode_chat(messages, variables, tools)
+            return self.text.encode_chat(messages, variables, tools, owner)
         except UserError:
             if not chat.bends or not any(m["role"] == "system" for m in messages[1:]):
                 raise
         # Many templates take a system message at the beginning only.
-        return self.text.encode_chat([*messages[:1], *map(_reminder, messages[1:])], variables, tools)
+        return self.text.encode_chat([*messages[:1], *map(_reminder, messages[1:])], variables, tools, owner)
 
     def _scored(self, ask: Ask, prompt_tokens: int) -> int:
         top = ask.scored

@@ -110,6 +110,7 @@ class Stack:
                 registry=registry,
                 health=lambda: _health(composition, index, engines, gateway),
                 parser=parser,
+                volatile_lines=deployment.gateway.volatile_lines,
             )
             server = await serve(app, deployment.gateway.host, deployment.gateway.port)
             opened.push_async_callback(server.close)

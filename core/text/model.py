@@ -12,6 +12,7 @@ from bien.core.text.control import ControlTokens
 from bien.core.text.detokenize import Detokenizer
 from bien.core.text.marks import NO_MARKS, Mark, Marks
 from bien.core.text.output import OutputText
+from bien.core.text.tails import Tails
 from bien.core.text.template import ChatTemplate
 from bien.core.text.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ class TextModel:
         self.template = template
         if template is not None:
             tokenizer.guard_also(template.literals)
+        self.tails = Tails(tokenizer)
 
     @classmethod
     def load(cls, folder: Path | str) -> TextModel:
@@ -41,11 +43,13 @@ class TextModel:
         messages: list[dict[str, Any]],
         extra: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
+        owner: str | None = None,
     ) -> TokenIds:
         """Ids of a rendered conversation. A control token inside a message is ordinary text.
 
         So is, in what is not the model's own turn, any added token that the template writes ("</think>").
-        `tools` are described to the model, `extra` goes to the template. UserError if the model has no
+        `tools` are described to the model, `extra` goes to the template. `owner`: parts of the text that it
+        sent before are not encoded again (see `Tails`); None: all is. UserError if the model has no
         template or its template refuses.
         """
         if self.template is None:
@@ -59,7 +63,9 @@ class TextModel:
         guarded = [self._guard_message(m, mark) for m in messages]
         kept = _guard(extra or {}, mark, guards)
         text = self.template.render(guarded, kept, tools=_guard(tools, mark, guards))
-        return self.tokenizer.encode_guarded(text, mark)
+        if owner is None:
+            return self.tokenizer.encode_guarded(text, mark)
+        return self.tails.encode_guarded(text, mark, owner)
 
     def output(
         self,

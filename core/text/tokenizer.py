@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 
 from bien.core.errors import ModelError, UserError
 from bien.core.request import TokenIds
+from bien.core.text.boundaries import LEAST, Boundaries
 from bien.core.text.control import ControlToken, ControlTokens
 from bien.core.text.pieces import Pieces
 from bien.core.text.tiktoken import NAMES, find_ranks, load_tiktoken
@@ -36,6 +37,7 @@ class Tokenizer:
         self._added = {t.content: ControlToken(t.content, i, t.lstrip, t.rstrip) for i, t in added.items()}
         # A token that is looked for in normalized text can come out of a text that does not hold it.
         self._normalized = library.normalizer is not None and any(t.normalized for t in added.values())
+        self._raw = {t.content for t in added.values() if not t.normalized}
         self._single = {t.content for t in added.values() if t.single_word}
         self.control = ControlTokens([self._added[t.content] for t in added.values() if t.special])
         self.guards = self.control
@@ -97,15 +99,34 @@ class Tokenizer:
 
     def encode_guarded(self, text: str, mark: str) -> TokenIds:
         """As `encode`, but what `guards.guard` marked is spelled out as ordinary text; marks vanish."""
-        if mark not in text and not self._normalized:
-            return self.encode(text)
-        pieces = list(self.guards.split(text, mark))
-        ids: list[int] = []
-        for (_, token), piece in zip(pieces, self._spell([p for p, _ in pieces]), strict=True):
-            ids += piece
-            if token is not None:
-                ids.append(token)
-        return TokenIds.of(ids)
+        return self.encode_parts([text], mark, spelled=self.spells(text, mark))[0]
+
+    def spells(self, text: str, mark: str) -> bool:
+        """Whether a guarded text has anything to spell out."""
+        return mark in text or self._normalized
+
+    def encode_parts(self, texts: list[str], mark: str, *, spelled: bool) -> list[TokenIds]:
+        """As `encode_guarded` for each of them, in one call of the library; `spelled` is what `spells` says
+        of the text that they are parts of."""
+        if not spelled:
+            return [TokenIds.of(ids) for ids in self._encode(self._library, texts, False)]
+        split = [list(self.guards.split(text, mark)) for text in texts]
+        pieces = iter(self._spell([piece for one in split for piece, _ in one]))
+        out = []
+        for one in split:
+            ids: list[int] = []
+            for _, token in one:
+                ids += next(pieces)
+                if token is not None:
+                    ids.append(token)
+            out.append(TokenIds.of(ids))
+        return out
+
+    def boundaries(self, least: int = LEAST) -> Boundaries:
+        """Where rendered texts may be cut into parts of `least` characters or more, as long as nothing more
+        is guarded."""
+        raw = [t for t in self.guards.tokens if t.text in self._raw]
+        return Boundaries(raw, self._added.values(), self._single, least)
 
     def _spell(self, texts: list[str]) -> list[list[int]]:
         out = self._encode(self._plain, texts, False)

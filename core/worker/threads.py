@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -19,3 +21,8 @@ def _pool() -> ThreadPoolExecutor:
 async def in_thread(fn: Callable[..., T], *args: object) -> T:
     """`fn(*args)` off the event loop; cancelling the caller does not stop it, only drops its result."""
     return await asyncio.get_running_loop().run_in_executor(_pool(), fn, *args)
+
+
+def lock() -> AbstractContextManager[Any]:
+    """Held for moments by what these threads share."""
+    return threading.Lock()

@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from bien.core.clock import WallClock
+from bien.core.deployment import VOLATILE_LINES
 from bien.core.errors import nearest
 from bien.core.text.model import TextModel
 from bien.gateway.http import errors, handlers, tokens
@@ -55,22 +56,30 @@ def make_app(
     epoch: Callable[[], float] | None = None,
     health: Callable[[], dict[str, Any]] = dict,
     parser: Parser | None = None,
+    volatile_lines: Iterable[str] = VOLATILE_LINES,
 ) -> web.Application:
     """The application of one gateway and one model.
 
     `max_context` and `vocab_size` (None: the tokenizer's) limit requests; `refuses`: fields of them that a
     worker cannot serve; `registry` is what /metrics shows; `epoch` gives seconds since 1970; `health` what
-    /health says beside its status; `parser` reads answers to conversations (None: they are text).
+    /health says beside its status; `parser` reads answers to conversations (None: they are text);
+    `volatile_lines`: patterns of what is taken out of system prompts.
     """
     epoch = epoch or WallClock().epoch
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_frame])
     dialect = Dialect(parser, text) if parser is not None else None
-    prompts = Prompts(text, max_context=max_context, vocab_size=vocab_size, dialect=dialect)
+    prompts = Prompts(
+        text,
+        max_context=max_context,
+        vocab_size=vocab_size,
+        dialect=dialect,
+        volatile_lines=volatile_lines,
+    )
     app[SERVED] = Served(
         gateway=gateway,
         prompts=prompts,
         models=Models(model_name, int(epoch()), max_context, prompts.vocab_size, refuses),
-        metrics=HttpMetrics(registry or CollectorRegistry()),
+        metrics=HttpMetrics(registry or CollectorRegistry(), text.tails),
         epoch=epoch,
         health=health,
     )

@@ -73,6 +73,7 @@ class Choices:
             silent=ask.max_tokens == 0,
             wants_ids=ask.return_token_ids,
             reply=prompts.reply(ask, self._work.prompt),
+            keeps_ids=ask.n == 1 and ask.notes.turn is not None,
         )
         self._progress[index] = progress
         return progress
@@ -117,6 +118,10 @@ class Choices:
 
         await in_thread(read, work.prompt.ids().tolist(), found)
         return made
+
+    def over(self) -> None:
+        """All have ended. A conversation goes on from its one answer; from which of several is not known."""
+        self._served.prompts.answered(self._ask, self._progress[0].answer if self._ask.n == 1 else b"")
 
     @property
     def usage(self) -> Usage:

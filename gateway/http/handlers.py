@@ -96,10 +96,11 @@ async def _answer(
         work = await served.prompts.request(
             ask,
             answer.id,
-            tenant=_tenant(request),
+            tenant=tenant_of(request),
             session=ask.session or _session(request),
             traceparent=_traceparent(request),
         )
+        served.metrics.note(ask.notes)
         if ask.stream:
             with served.metrics.streams.track_inprogress():
                 return await _stream(request, served, ask, answer, work, slot)
@@ -111,6 +112,7 @@ async def _stream(
     request: web.Request, served: Served, ask: Ask, answer: Answer, work: GenerateRequest, slot: object
 ) -> web.StreamResponse:
     events = EventStream(request)
+    events.headers |= ask.notes.headers()
     choices = Choices(served, ask, work)
     left, last = ask.n, b""
 
@@ -153,6 +155,7 @@ async def _stream(
     try:
         with served.answers.one():
             await choices.run(one)
+        choices.over()
         # Outside: a client that reads slowly must not hold an engine's place for what is over.
         return await events.end(last + answer.end(choices.usage, _alone(ask, choices)))
     except Exception as error:
@@ -202,10 +205,11 @@ async def _whole(
         made[index] = Choice("".join(texts), progress.reason, token_ids, scores, progress.stop, said)
 
     await choices.run(one)
+    choices.over()
     speculation = _totals(ask, choices.drafts)
     alone = _alone(ask, choices)
     body = answer.whole(made, choices.usage, speculation, choices.prompt_logprobs, alone)
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=body, content_type="application/json", headers=ask.notes.headers())
 
 
 def _totals(ask: Ask, drafts: DraftCounts | None) -> Speculation | None:
@@ -234,7 +238,7 @@ def check_media(request: web.Request) -> None:
         )
 
 
-def _tenant(request: web.Request) -> str:
+def tenant_of(request: web.Request) -> str:
     """A name for whoever holds the key; the key itself goes no further."""
     scheme, _, key = _header(request, "Authorization").partition(" ")
     if scheme.lower() != "bearer":

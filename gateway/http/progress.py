@@ -32,10 +32,12 @@ class Progress:
         silent: bool = False,
         wants_ids: bool = False,
         reply: Reply | None = None,
+        keeps_ids: bool = False,
     ) -> None:
         """`scoring`: reads log-probabilities, where asked for. `silent`: no token is asked for, so that the
         first output ends it. `wants_ids`: its client asks for token ids. `reply`: parses the text, which then
-        comes as events."""
+        comes as events. `keeps_ids`: for `answer`."""
+        self._kept: list[bytes] | None = [] if keeps_ids else None
         self._reply = reply
         self._wants_ids = wants_ids
         self._scoring = scoring
@@ -83,6 +85,8 @@ class Progress:
             more = self._text.visible - self._given
             scores, self._scores = self._scores[:more], self._scores[more:]
             self._given += len(scores)
+        if self._kept is not None:
+            self._kept.append(output.tokens[: 4 * (min(used, len(ids) - 1) if silent else used)])
         events, self._events = merged(self._events), []
         return Piece(text, output.tokens[: 4 * used], scores, events)
 
@@ -141,6 +145,11 @@ class Progress:
     def stop(self) -> str | None:
         """The stop string that ended it."""
         return self._text.matched
+
+    @property
+    def answer(self) -> bytes:
+        """Ids of its text, uint32-LE. None where a stop string cut one of them, or they were not kept."""
+        return b"" if self._kept is None or self._text.stopped else b"".join(self._kept)
 
     @property
     def tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from bien.core.worker.threads import in_thread
-from bien.gateway.http.handlers import check_media
+from bien.gateway.http.handlers import check_media, tenant_of
 from bien.gateway.http.served import SERVED
 from bien.gateway.protocols import messages, tokens
 
@@ -17,7 +17,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     ask = messages.read_count(await request.read())
     served.models.check(ask.model)
     with served.gateway.admit(1):
-        ids = await served.prompts.encode(ask)
+        ids = await served.prompts.encode(ask, tenant=tenant_of(request))
     return web.json_response({"input_tokens": len(ids)})
 
 
@@ -27,7 +27,7 @@ async def tokenize(request: web.Request) -> web.Response:
     asked = tokens.read_tokenize(await request.read(), served.models.name)
     served.models.check(asked.ask.model)
     with served.gateway.admit(1):
-        ids = await served.prompts.encode(asked.ask)
+        ids = await served.prompts.encode(asked.ask, tenant=tenant_of(request))
         names = served.prompts.text.tokenizer.piece
         return web.Response(
             body=await in_thread(tokens.tokenized, asked, ids, served.prompts.max_context, names),

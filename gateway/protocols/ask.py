@@ -10,6 +10,7 @@ import msgspec
 
 from bien.core.request import TokenIds
 from bien.core.speculation.counts import DraftCounts
+from bien.gateway.notes import Notes
 from bien.gateway.parsing.calling import AUTO, Calling
 from bien.gateway.parsing.events import Event
 from bien.gateway.protocols.acceptance import Speculation
@@ -27,6 +28,7 @@ class Chat:
     tools: list[dict[str, Any]] | None = None  # as OpenAI's chat has them; None: none
     thinking: Thinking = NOTHING_SAID  # `template_kwargs` go before it
     calling: Calling = AUTO
+    leads: bool = False  # its first message is the client's system prompt, from its first line on
     bends: bool = False  # a system message that the template refuses where it stands may be put another way
 
 
@@ -67,6 +69,7 @@ class Ask:
     prediction: str = ""  # the output that the client expects
     speculation_metrics: bool = False  # the answer says what drafting did
     shorten: bool = False  # more tokens may be asked for than fit: the answer ends with the context window
+    notes: Notes = field(default_factory=Notes)  # what became of the prompt, written by `Prompts`
     style: Any = None  # what the answer's writer knows beside this; each protocol has its own
 
     @property

@@ -143,6 +143,7 @@ def _ask(fields: MessagesFields) -> Ask:
             tools=functions.tools,
             thinking=_thinking(fields),
             calling=_calling(fields.tool_choice, functions.names),
+            leads=bool(fields.system),
             bends=True,
         ),
         max_tokens=None,
