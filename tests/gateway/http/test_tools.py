@@ -280,7 +280,7 @@ async def test_an_engine_that_gives_text_only(sdk: AsyncOpenAI, fake: Any, strea
     assert [c.function.name for c in answer.choices[0].message.tool_calls] == ["weather", "clock"]
     assert answer.choices[0].finish_reason == "tool_calls"
     details = answer.usage.completion_tokens_details
-    assert (answer.usage.completion_tokens, details.reasoning_tokens) == (28, 14)
+    assert (answer.usage.completion_tokens, details.reasoning_tokens) == (35, 14)
 
 
 async def test_one_output_is_one_chunk_of_each_kind(sdk: AsyncOpenAI, fake: Any) -> None:
