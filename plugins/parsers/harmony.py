@@ -78,7 +78,7 @@ class Harmony(Script):
         channel = _TO.sub("", head).split()
         recipient = to[1] if to else ""
         function = recipient.removeprefix("functions.")
-        if self.tools and (function != recipient or function in self.tools):
+        if self.tools and function and (function != recipient or function in self.tools):
             self.call(function)
             yield from self.arguments()
             return (yield from self.reader.until(_ALL, self.say))

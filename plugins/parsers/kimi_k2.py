@@ -31,10 +31,11 @@ class KimiK2(Thinking):
             return self.frame()
         head = yield from self.reader.collect((ARGUMENTS,), NAME)
         id = head[0].strip() if head is not None else ""
-        if not id:
-            return
         full = _ID.fullmatch(id)
-        self.call(full[1] if full else id.removeprefix("functions."), id if full else "")
+        name = full[1] if full else id.removeprefix("functions.")
+        if not name:
+            return
+        self.call(name, id if full else "")
         if (yield from self.arguments()):
             yield from self.reader.blank()
             yield from self.reader.accept(END)

@@ -104,6 +104,8 @@ EMPTY = ("look-up.now", "{}", True)
         ("kimi-k3", '<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="a&quot;&amp;"<|sep|>'
          '<|open|>argument key="k"<|sep|> v <|close|>argument<|sep|><|close|>tools<|sep|>',
          [('a"&', '{"k": " v "}', True)]),
+        ("kimi-k2", "<|tool_call_begin|>functions.<|tool_call_argument_begin|>{}",
+         ["<|tool_call_begin|>functions.<|tool_call_argument_begin|>{}"]),
         ("kimi-k3", "<|close|>think<|sep|>bare text", ["bare text"]),
         # DeepSeek
         ("deepseek-v3.1", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
@@ -117,6 +119,7 @@ EMPTY = ("look-up.now", "{}", True)
         ("harmony", "No channel at all.", ["No channel at all."]),
         ("harmony", ' to=functions.do_it<|channel|>commentary<|message|>{"n": 1}',
          [("do_it", '{"n": 1}', True)]),
+        ("harmony", "<|channel|>commentary to=functions.<|message|>{}", ["{}"]),
         ("harmony", "<|channel|>analysis to=python<|message|>1+1<|call|>", [("think", "1+1")]),
         ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b"
          "<|end|><|start|>assistant<|channel|>final<|message|>c<|return|>", [("think", "a\nb"), "c"]),
