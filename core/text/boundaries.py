@@ -8,23 +8,24 @@ sides of it. That is a property of the tokens alone, settled once.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 
-from bien.core.text.control import ControlToken
+from bien.core.text.control import ControlToken, Starts
 
 LEAST = 1024  # characters of a part: shorter turns are one part with their neighbours
 
 
 class Boundaries:
     """`tokens`: those that are guarded, and looked for in text before anything is normalized; `added`: all
-    that are looked for. Without a safe token a text has one part."""
+    that are looked for; `literals`: what the template of these texts writes, None: anything. Without a safe
+    token a text has one part."""
 
     def __init__(
         self,
         tokens: Iterable[ControlToken],
         added: Iterable[ControlToken],
         single_words: Iterable[str] = (),
+        literals: str | None = None,
         least: int = LEAST,
     ) -> None:
         looked = _Looked(added)
@@ -32,26 +33,17 @@ class Boundaries:
         if not set(single_words):  # one at the end of a part would ask what follows
             self.tokens = tuple(sorted(t.text for t in tokens if looked.safe(t.text)))
         self._least = least
-        heads: defaultdict[str, list[str]] = defaultdict(list)
-        for text in self.tokens:
-            heads[text[:2]].append(re.escape(text))
-        self._heads = {head: re.compile("|".join(texts)) for head, texts in heads.items()}
+        # A template may put a token together ("<|" ~ role ~ "|>"), hardly its first two characters.
+        looked_for = [text for text in self.tokens if literals is None or text[:2] in literals]
+        self._starts = Starts({text[:2] for text in looked_for})
+        self._token = re.compile("|".join(map(re.escape, looked_for)))
 
     def parts(self, text: str) -> list[str]:
         """Texts that give `text` again, each but the first beginning with a safe token. They depend on what
         comes before their ends only: a text that goes on has the same parts, up to its last one."""
-        found: list[int] = []
-        for head, pattern in self._heads.items():
-            at = text.find(head)
-            while at >= 0:
-                if pattern.match(text, at):
-                    found.append(at)
-                at = text.find(head, at + 1)
-        if len(self._heads) > 1:
-            found.sort()
         out, begin = [], 0
-        for at in found:
-            if at - begin >= self._least:
+        for at in self._starts.find(text):
+            if at - begin >= self._least and self._token.match(text, at):
                 out.append(text[begin:at])
                 begin = at
         out.append(text[begin:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _BLANKS = re.compile(r"\s*")
@@ -17,8 +17,37 @@ class ControlToken(NamedTuple):
     rstrip: bool = False  # and behind it
 
 
+class Starts:
+    """Where in texts a token may begin: its first two characters, or the only one."""
+
+    def __init__(self, heads: Iterable[str]) -> None:
+        seconds: defaultdict[str, set[str]] = defaultdict(set)
+        for head in heads:
+            seconds[head[0]].add(head[1:])
+        # One for each first character: the library looks for a single character at memory's speed.
+        self._patterns = [re.compile(_ahead(first, rest)) for first, rest in seconds.items()]
+
+    def any(self, text: str) -> bool:
+        for pattern in self._patterns:  # hundreds of names and ids in each conversation: no generator
+            if pattern.search(text):
+                return True
+        return False
+
+    def find(self, text: str) -> list[int]:
+        found = [match.start() for pattern in self._patterns for match in pattern.finditer(text)]
+        if len(self._patterns) > 1:
+            found.sort()
+        return found
+
+
+def _ahead(first: str, rest: set[str]) -> str:
+    if "" in rest:  # a token of one character
+        return re.escape(first)
+    return f"{re.escape(first)}(?=[{re.escape(''.join(sorted(rest)))}])"
+
+
 class ControlTokens:
-    """Time is linear in the text, whatever it holds: candidates are found by their first character.
+    """Time is linear in the text, whatever it holds: candidates are found by their first two characters.
 
     A *guarded* text has a mark inside each control token, so that it no longer is one; the caller chooses
     a mark that the text does not hold.
@@ -32,18 +61,25 @@ class ControlTokens:
         for text in sorted(self._tokens, key=len, reverse=True):  # longest first
             heads[text[:2]].append(text)
         self._heads = dict(heads)
-        first = re.escape("".join(sorted({t[0] for t in self._tokens})))
-        self._first = re.compile(f"[{first}]") if first else None
+        self._starts = Starts(heads)
+        firsts = re.escape("".join(sorted({head[0] for head in heads})))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
         self._prefixes = {t[:n] for t in self._tokens for n in range(1, len(t))}
         self._longest = max(map(len, self._tokens), default=0)
 
     def guard(self, text: str, mark: str, *, ends: bool = True) -> str:
         """Put `mark` into every control token in `text`; with `ends` also behind a start of one at its end,
         which text that follows could complete."""
-        text = mark.join(self.cut(text))
-        if ends and any(text[-n:] in self._prefixes for n in range(1, min(self._longest, len(text) + 1))):
-            text += mark
-        return text
+        if self._starts.any(text):
+            text = mark.join(self.cut(text))
+        return text + mark if ends and self._begins(text) else text
+
+    def _begins(self, text: str) -> bool:
+        """Whether a control token may begin at the end of `text`."""
+        begin = max(0, len(text) + 1 - self._longest)
+        if self._first is None or not self._first.search(text, begin):  # nearly always
+            return False
+        return any(text[at:] in self._prefixes for at in range(begin, len(text)))
 
     def cut(self, text: str) -> list[str]:
         """Parts of `text` of which none holds a control token of two characters or more."""
@@ -68,10 +104,7 @@ class ControlTokens:
 
     def _find(self, text: str) -> Iterator[tuple[int, str]]:
         """Each position where a control token starts, with the longest one there; they may overlap."""
-        if self._first is None:
-            return
-        for match in self._first.finditer(text):
-            at = match.start()
+        for at in self._starts.find(text):
             for head in (text[at : at + 2], text[at]):
                 found = next((t for t in self._heads.get(head, ()) if text.startswith(t, at)), None)
                 if found:

@@ -17,6 +17,7 @@ from bien.core.text.template import ChatTemplate
 from bien.core.text.tokenizer import Tokenizer
 
 _MARKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # Unicode noncharacters: no text should hold one
+_OWN = ("content", "reasoning_content")
 
 
 class TextModel:
@@ -27,7 +28,7 @@ class TextModel:
         self.template = template
         if template is not None:
             tokenizer.guard_also(template.literals)
-        self.tails = Tails(tokenizer)
+        self.tails = Tails(tokenizer, literals=template.literals if template else None)
 
     @classmethod
     def load(cls, folder: Path | str) -> TextModel:
@@ -89,14 +90,15 @@ class TextModel:
         return b"".join(self.tokenizer.piece(i)[1] for i in ids).decode(errors="replace")
 
     def _guard_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
-        out = _guard(message, mark, self.tokenizer.guards)
-        if message["role"] == "assistant":
-            # The model's own words, in which templates look for its marks ("</think>"): only what can never
-            # be text is spelled out.
-            own = {k: message[k] for k in ("content", "reasoning_content") if k in message}
-            out |= _guard(own, mark, self.tokenizer.control)
-        # A role is the protocol's word, checked by it; everything else is the client's.
-        return {**out, "role": message["role"]}
+        guards = self.tokenizer.guards
+        # The model's own words, in which templates look for its marks ("</think>"): only what can never be
+        # text is spelled out.
+        own = _OWN if message["role"] == "assistant" else ()
+        # Names of fields and roles are the protocol's words, checked by it; everything else is the client's.
+        return {
+            k: v if k == "role" else _guard(v, mark, self.tokenizer.control if k in own else guards)
+            for k, v in message.items()
+        }
 
 
 def _guard(value: Any, mark: str, control: ControlTokens) -> Any:

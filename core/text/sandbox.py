@@ -79,6 +79,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(__obj, "__self__", getattr(getattr(__obj, "__wrapped__", None), "__self__", None))
+        if owner is __self and __obj in (__self.turn, __self.concat):  # they count for themselves
+            return __obj(*args)
         if isinstance(owner, str | bytes | int | float):
             _grow(getattr(__obj, "__name__", ""), owner, args, kwargs)
         return _made(super().call(__context, __obj, *args, **kwargs))
@@ -198,6 +200,8 @@ def _check_format(form: str, given: list[Any]) -> None:
 
 def _written(value: Any) -> Any:
     # Of every expression that is written out.
+    if type(value) is str:
+        return _made(value)
     _room(_weight(value))
     return _made(value)
 

@@ -22,10 +22,17 @@ class Tails:
     """Blocking; any number of threads may call it. The parts that were used longest ago give way, whosever
     they are."""
 
-    def __init__(self, tokenizer: Tokenizer, max_bytes: int = MAX_BYTES, least: int = LEAST) -> None:
-        """`max_bytes` 0: nothing is kept. `least`: characters of a part."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_bytes: int = MAX_BYTES,
+        literals: str | None = None,
+        least: int = LEAST,
+    ) -> None:
+        """`max_bytes` 0: nothing is kept. `literals`: what the template writes; None: anything. `least`:
+        characters of a part."""
         self._tokenizer = tokenizer
-        self._boundaries = tokenizer.boundaries(least)
+        self._boundaries = tokenizer.boundaries(least, literals)
         self._max = max_bytes
         self._kept: dict[bytes, bytes] = {}  # ids by key; in the order of last use
         self._secret = token_bytes(32)

@@ -122,11 +122,11 @@ class Tokenizer:
             out.append(TokenIds.of(ids))
         return out
 
-    def boundaries(self, least: int = LEAST) -> Boundaries:
+    def boundaries(self, least: int = LEAST, literals: str | None = None) -> Boundaries:
         """Where rendered texts may be cut into parts of `least` characters or more, as long as nothing more
-        is guarded."""
+        is guarded. `literals`: what their template writes; None: anything."""
         raw = [t for t in self.guards.tokens if t.text in self._raw]
-        return Boundaries(raw, self._added.values(), self._single, least)
+        return Boundaries(raw, self._added.values(), self._single, literals, least)
 
     def _spell(self, texts: list[str]) -> list[list[int]]:
         out = self._encode(self._plain, texts, False)

@@ -162,7 +162,7 @@ def test_damage_names_the_file_and_the_place(tmp_path: Path):
         ({"pool": [{"kv_tokens": (1 << 40) + 1}]}, "pool[0].kv_tokens", "is too large; the most is"),
         ({"gateway": {"silence_seconds": -1}}, "gateway.silence_seconds", "-1 is no time; valid: 0 seconds"),
         ({"gateway": {"silence_seconds": float("nan")}}, "gateway.silence_seconds", "valid: 0 seconds"),
-        ({"gateway": {"volatile_lines": ["a", "("]}}, "gateway.volatile_lines[1]", "is no regular expression"),
+        ({"gateway": {"volatile_lines": ["a", "("]}}, "gateway.volatile_lines[1]", "no regular expression"),
         ({"gateway": {"drain_seconds": -0.5}}, "gateway.drain_seconds", "-0.5 is no time; valid: 0 seconds"),
         ({"gateway": {"drain_seconds": float("nan")}}, "gateway.drain_seconds", "valid: 0 seconds or more"),
         ({"gateway": {"drain_seconds": float("inf")}}, "gateway.drain_seconds", "valid: 0 seconds or more"),
