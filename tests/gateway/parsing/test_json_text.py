@@ -48,7 +48,7 @@ def test_it_ends_where_the_value_does(value: Any, cuts: list[int]) -> None:
     assert follow(pieces(text + "\n</tool_call>{", cuts)) == (text, "\n</tool_call>{", True, False)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.sampled_from(

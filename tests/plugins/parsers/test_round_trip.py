@@ -21,7 +21,7 @@ _MARKS = ["</tool_call>", "<tool_call>", "<|close|>argument<|sep|>", "</arg_valu
           "<|call|>", "<|tool_call_end|>", "<｜tool▁call▁end｜>", "</｜DSML｜parameter>",
           "</think>"]  # fmt: skip
 models = pytest.mark.parametrize("name", MODELS)
-quick = settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def strings(name: str) -> st.SearchStrategy[str]:

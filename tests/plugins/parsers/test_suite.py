@@ -30,7 +30,7 @@ def suite(name: str) -> type[ParserSuite]:
 
     class Suite(ParserSuite):
         tail = prompt
-        rounds = 8
+        rounds = 5
 
         def build(self) -> Parser:
             parser: Parser = next(iter(module.bien_providers())).factory(NoParameters(), Context())
