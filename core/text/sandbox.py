@@ -52,6 +52,7 @@ _FILLED = frozenset(
     {"center", "ljust", "rjust", "zfill", "to_bytes", "expandtabs", "indent", "tojson", "batch", "slice"}
 )
 _left: ContextVar[list[int]] = ContextVar("steps that are left")
+_OF_DICTS = frozenset(dir(dict))
 
 
 @contextmanager
@@ -84,6 +85,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes | int | float):
             _grow(getattr(__obj, "__name__", ""), owner, args, kwargs)
         return _made(super().call(__context, __obj, *args, **kwargs))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # As Jinja's, but a message's field is no attribute that is looked for first, and missed.
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         _room(_product(operator, left, right))
