@@ -199,6 +199,67 @@ def test_those_in_use_are_not_dropped() -> None:
     assert drafter.propose("a", 4).tokens == file[60:64]
 
 
+def test_an_answer_joins_its_scope_when_it_ends(corpus: str) -> None:
+    drafter = build(corpus=corpus, min_chance=0)
+    answer = words(20, 60)
+    drafter.start("a", words(21, 30), OURS)
+    drafter.extend("a", answer)
+    drafter.start("b", answer[20:30], Scope("us", "s2"))
+    assert not drafter.propose("b", 4).tokens, "it is not known before"
+    drafter.end("a")
+    assert drafter.propose("b", 4).tokens == answer[30:34]
+
+
+def test_a_scope_in_use_is_there_for_others_that_join_it() -> None:
+    drafter = build(scope="session", tokens=1 << 14, memory_mb=1)
+    file = words(13, 8000)
+    drafter.start("a", file, OURS)
+    for i in range(20):
+        drafter.start("b", words(i, 8000), Scope("us", f"t{i}"))
+        drafter.end("b")
+    drafter.start("c", file[50:60], OURS)
+    assert drafter.propose("c", 4).tokens == file[60:64]
+
+
+def test_a_text_that_others_have_pushed_out_goes_on(corpus: str) -> None:
+    """Sessions in turn, more than the corpus holds: each adds what is new, not its whole text again."""
+    drafter = build(corpus=corpus, tokens=1024)
+    sessions = [words(i, 400) for i in range(6)]
+    for turn in range(4):
+        before = drafter._scopes["tenant", "us", ""].corpus.end if turn else 0
+        for i, text in enumerate(sessions):
+            drafter.start("a", text, Scope("us", f"s{i}"))
+            drafter.end("a")
+            sessions[i] = text + words(100 * turn + i, 20)
+        after = drafter._scopes["tenant", "us", ""].corpus.end
+        if turn:
+            assert after - before <= 6 * (20 + 64 + 1)
+    drafter.start("a", sessions[2][:-3] + [9999], Scope("us", "s2"))  # it is not what was there
+    assert drafter._live["a"].text.length == len(sessions[2]) - 2
+
+
+def test_many_turns_in_turn_leave_few_pieces() -> None:
+    drafter = build()
+    texts = [words(1, 50), words(2, 50)]
+    for turn in range(300):
+        for i in range(2):
+            drafter.start("a", texts[i], Scope("us", f"s{i}"))
+            assert len(drafter._live["a"].text.pieces) <= 65
+            assert drafter._live["a"].text.length == len(texts[i])
+            drafter.end("a")
+            texts[i] = texts[i] + words(turn * 2 + i, 3)
+
+
+def test_many_sessions_are_remembered() -> None:
+    drafter = build()
+    sessions = [words(i, 100) for i in range(200)]
+    for _ in range(2):
+        for i, text in enumerate(sessions):
+            drafter.start("a", text, Scope("us", f"s{i}"))
+            drafter.end("a")
+    assert drafter.size()[0] <= 200 * 102
+
+
 def test_chances_are_learned_from_what_followed() -> None:
     first = Chances().table
     drafter = build()
@@ -214,6 +275,8 @@ def test_chances_are_learned_from_what_followed() -> None:
         misled.extend("a", [9000 + i, *words(14, 50)[i % 40 : i % 40 + 6]])
     assert sum(lengths[-20:]) < sum(lengths[:20]) / 2
     assert (first == Chances().table).all()
+    learned = misled._live["a"].texts.chances.table
+    assert (learned < first - 0.1).any()
 
 
 def test_path_knows_accepted_rejected_and_unseen() -> None:
@@ -248,7 +311,7 @@ def test_the_compiled_corpus_equals_pythons(
             firsts = [c.append(text, fresh=fresh, repeated=repeated) for c in pairs[second]]
             assert firsts[0] == firsts[1]
             position = pairs[second][0].end * times // 8
-            assert len({c.equal(position, packed(own)) for c in pairs[second]}) == 1
+            assert len({c.equal(position, packed(own), 0, len(own)) for c in pairs[second]}) == 1
         found = [
             mine.propose(
                 theirs, (theirs.end // 2, mine.end), packed(own), 10, tree=tree, least=least, chances=chances

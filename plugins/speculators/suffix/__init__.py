@@ -51,7 +51,8 @@ class SuffixConfig(msgspec.Struct, forbid_unknown_fields=True):
     min_chance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1  # that all drafts up to one are taken
     tree: bool = False  # drafts may branch where texts went on differently
     tokens: Annotated[int, msgspec.Meta(ge=256, le=1 << 30)] = 1 << 20  # kept per scope; 36 bytes each
-    memory_mb: Annotated[int, msgspec.Meta(ge=1)] = 256  # of all scopes: those used least recently go first
+    # Of all scopes: those used least recently go first, those that somebody runs in never.
+    memory_mb: Annotated[int, msgspec.Meta(ge=1)] = 256
     corpus: CorpusChoice = "auto"  # compiled where there is a compiler; "native" insists on it
 
     def groups(self, architecture: Architecture, block_tokens: int) -> tuple[KVGroup, ...]:

@@ -12,7 +12,7 @@ from bien.plugins.speculators.suffix.chances import Chances
 
 log = logging.getLogger("bien.engine")
 CorpusChoice = Literal["auto", "native", "python"]
-Tokens = bytes  # ids as uint32, as `TokenIds` packs them
+Tokens = bytes  # ids as uint32, as `TokenIds` packs them; below 2^31 - 1
 CONTEXT = 64  # tokens of a text's end that are looked up, and repeated where it goes on elsewhere
 
 
@@ -40,8 +40,8 @@ class Corpus(Protocol):
         elsewhere too, and are not found here again. Returns the first one's position."""
         ...
 
-    def equal(self, position: int, tokens: Tokens) -> int:
-        """How many of the tokens, from the first on, stand at `position`, repeated ones left out; -1 where
+    def equal(self, position: int, tokens: Tokens, start: int, count: int) -> int:
+        """How many of `count` tokens, from `start` on, stand at `position`, repeated ones left out; -1 where
         that is forgotten."""
         ...
 

@@ -40,11 +40,11 @@ class PlainCorpus:
         self._forget()
         return first
 
-    def equal(self, position: int, tokens: Tokens) -> int:
+    def equal(self, position: int, tokens: Tokens, start: int, count: int) -> int:
         if not self._begin <= position <= self.end:
             return -1
         same = 0
-        for token in unpacked(tokens):
+        for token in unpacked(tokens[4 * start : 4 * (start + count)]):
             at = position + same
             if at >= self.end or self._at(at) != token or at in self._repeated:
                 break

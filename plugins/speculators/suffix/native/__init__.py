@@ -30,8 +30,8 @@ class NativeCorpus:
         self.end = first + len(tokens) // 4
         return int(first)
 
-    def equal(self, position: int, tokens: Tokens) -> int:
-        return int(self._c.equal(self._handle, position, tokens, len(tokens) // 4))
+    def equal(self, position: int, tokens: Tokens, start: int, count: int) -> int:
+        return int(self._c.equal(self._handle, position, tokens, start, count))
 
     def propose(
         self,

@@ -191,8 +191,8 @@ API int64_t bien_suffix_append(void* corpus, const uint32_t* tokens, int64_t cou
     }
 }
 
-API int64_t bien_suffix_equal(void* corpus, int64_t position, const uint32_t* tokens, int64_t count) {
-    return static_cast<Corpus*>(corpus)->equal(position, tokens, count);
+API int64_t bien_suffix_equal(void* corpus, int64_t position, const uint32_t* tokens, int64_t start, int64_t count) {
+    return static_cast<Corpus*>(corpus)->equal(position, tokens + start, count);
 }
 
 // The last tokens of the last text, at most `most`, in order; how many there were.

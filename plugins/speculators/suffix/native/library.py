@@ -15,7 +15,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
     "new": (P, (N,)),
     "free": (None, (P,)),
     "append": (N, (P, B, N, N, N)),
-    "equal": (N, (P, N, B, N)),
+    "equal": (N, (P, N, B, N, N)),
     "tail": (N, (P, P, N)),
     "propose": (N, (P, P, N, N, B, N, N, N, D, P, P, P, P, P)),
     "size": (None, (P, P)),
