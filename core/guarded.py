@@ -19,6 +19,7 @@ from bien.core.speculation.draft import ROOT, Draft, Scope
 from bien.core.speculation.speculator import HostSpeculator
 
 T = TypeVar("T")
+LONGEST = 64  # characters of a draft's source: it goes into metrics
 log = logging.getLogger("bien.engine")
 
 
@@ -142,6 +143,8 @@ def draft_fault(draft: Draft, limit: int, vocab_size: int, topology: str) -> str
     """What is wrong with a draft; empty when nothing is."""
     if not isinstance(draft, Draft):
         return f"{draft!r}; valid: a Draft"
+    if not isinstance(draft.source, str) or len(draft.source) > LONGEST:
+        return f"source {repr(draft.source)[:LONGEST]}; valid: a str of at most {LONGEST} characters"
     count = len(draft.tokens)
     if count > limit:
         return f"{count} drafts; valid: at most {limit}"

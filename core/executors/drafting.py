@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bien.core.errors import PluginFault
@@ -99,11 +101,11 @@ class Drafting:
 
     def _checked(
         self, rows: Rows, limit: int, drawer: RoundDrawer, vocab: int
-    ) -> tuple[I32, F32 | None, I32 | None]:
+    ) -> tuple[I32, F32 | None, NDArray[np.integer[Any]] | None]:
         draft = self.drafter.propose(rows, rows.ids, limit, drawer)
         if not isinstance(draft, DeviceDraft):
             raise PluginFault(f"a drafter proposed {type(draft).__name__}; valid: a DeviceDraft")
-        tokens = draft.tokens.cpu().numpy()
+        tokens = _ids("drafts", draft.tokens)
         if tokens.ndim != 2 or len(tokens) != len(rows.slots) or tokens.shape[1] > limit:
             valid = f"({len(rows.slots)}, 0 to {limit})"
             raise PluginFault(f"drafts have shape {tokens.shape}; valid: {valid}")
@@ -116,14 +118,14 @@ class Drafting:
                 raise PluginFault(f"confidences have shape {confidence.shape}; valid: {tokens.shape}")
             if not bool(((confidence >= 0) & (confidence <= 1)).all()):
                 raise PluginFault("confidences lie outside 0 to 1")
-        parents = None if draft.parents is None else draft.parents.cpu().numpy()
+        parents = None if draft.parents is None else _ids("parents", draft.parents)
         if parents is not None:
             self._check_tree(tokens.shape, parents)
         elif len(drawer.warm) and drawer.tested:
             self._check_law(tokens, drawer)
         return tokens.astype(np.int32), confidence, parents
 
-    def _check_tree(self, shape: tuple[int, ...], parents: I32) -> None:
+    def _check_tree(self, shape: tuple[int, ...], parents: NDArray[np.integer[Any]]) -> None:
         if self.drafter.caps.topology != "tree":
             raise PluginFault("drafts have parents, but the drafter's caps say topology 'chain'")
         if parents.shape != shape:
@@ -132,7 +134,7 @@ class Drafting:
             raise PluginFault("a node's parent comes behind it; valid: -1, or the index of an earlier node")
 
     @staticmethod
-    def _check_law(tokens: I32, drawer: RoundDrawer) -> None:
+    def _check_law(tokens: NDArray[np.integer[Any]], drawer: RoundDrawer) -> None:
         # Verification tests drafts against the law that they were drawn from: it must be theirs.
         if tokens.shape[1] > len(drawer.draws):
             raise PluginFault(
@@ -142,6 +144,12 @@ class Drafting:
             drawn = drawer.draws[j].tokens.cpu().numpy()
             if not bool((drawn[drawer.warm] == tokens[drawer.warm, j]).all()):
                 raise PluginFault(f"draft {j} is not what `Drawer.draw` gave")
+
+
+def _ids(what: str, values: Tensor) -> NDArray[np.integer[Any]]:
+    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype is torch.bool:
+        raise PluginFault(f"{what} have dtype {values.dtype}; valid: int64")
+    return values.cpu().numpy()
 
 
 def confirmed_rows(counts: I32, drafts: I32, accepted: I32) -> Tensor:

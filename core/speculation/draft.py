@@ -14,7 +14,7 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] | None = None  # of each node: an earlier one's index, ROOT behind the last known token
     confidence: list[float] | None = None  # that the target takes the node once it has taken its parent
-    source: str = ""  # who proposed it, for metrics; "" = the drafter's name
+    source: str = ""  # who proposed it, for metrics, in 64 characters; "" = the drafter's name
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -485,6 +485,9 @@ def test_a_drafter_that_fails_is_left_out(method: str) -> None:
         Draft([1], None, [1.5]),
         Draft([1], None, [float("nan")]),
         Draft([1, 2], None, [1.0]),
+        Draft([1], source=[1]),  # type: ignore[arg-type]
+        Draft([1], source=5),  # type: ignore[arg-type]
+        Draft([1], source="x" * 65),
     ],
     ids=repr,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,51 @@ def test_confidences_are_reported(folder: Path) -> None:
     other = Driver(folder, speculator=drafter(1))
     other.step({other.add(PROMPT, max_drafts=3): 11})
     assert other.result.confidence is None
+
+
+WRONG: dict[str, Callable[[Tensor], DeviceDraft]] = {
+    "float drafts": lambda t: DeviceDraft(t.double() + 0.5),
+    "drafts that are no number": lambda t: DeviceDraft(t.double() * float("nan")),
+    "yes or no": lambda t: DeviceDraft(t > 0),
+    "float parents": lambda t: DeviceDraft(t, None, torch.full(t.shape, -0.5)),
+    "parents that are no number": lambda t: DeviceDraft(t, None, torch.full(t.shape, float("nan"))),
+    "no tensors": lambda t: DeviceDraft(t.tolist()),  # type: ignore[arg-type]
+    "drafts that were not drawn": lambda t: DeviceDraft((t + 1) % 288),
+    "more drafts than were drawn": lambda t: DeviceDraft(t.repeat(1, 2)),
+}
+
+
+class Odd(EarlyExit):
+    """Changes what was drawn."""
+
+    def __init__(self, change: Callable[[Tensor], DeviceDraft], parents: bool) -> None:
+        super().__init__(EarlyExitConfig(layers=1, max_drafts=4, sampled=True))
+        self.caps = msgspec.structs.replace(self.caps, topology="tree" if parents else "chain")
+        self.change = change
+
+    def propose(self, rows: Any, last: Tensor, limit: int, drawer: Drawer) -> DeviceDraft:
+        return self.change(super().propose(rows, last, limit // 2, drawer).tokens)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_device_drafter_that_breaks_its_contract_is_left_out(folder: Path, name: str) -> None:
+    """And the texts go on without it."""
+    speculator = Odd(WRONG[name], "parents" in name)
+    driver = Driver(folder, dtype="float64", speculation=spec("standard"), speculator=speculator)
+    plain = Driver(folder, dtype="float64")
+    want = plain.generate(plain.add(PROMPT, sampling=WARM, seed=3), 4)
+    slot = driver.add(PROMPT, sampling=WARM, seed=3, max_drafts=4)
+    driver.step({slot: 11})
+    assert driver.proposed[slot] == 0
+    assert driver.generate(slot, 3) == want[1:]
+
+
+def test_drafts_as_they_were_drawn_are_proposed(folder: Path) -> None:
+    """The same drafter, without its fault."""
+    driver = Driver(folder, speculation=spec("standard"), speculator=Odd(DeviceDraft, False))
+    slot = driver.add(PROMPT, sampling=WARM, seed=3, max_drafts=4)
+    driver.step({slot: 11})
+    assert driver.proposed[slot] == 2
 
 
 def test_a_device_drafter_of_trees(folder: Path) -> None:
