@@ -165,3 +165,14 @@ async def test_metrics_say_what_the_tokenizer_was_spared(server: Server, fake: A
     await ask(server, "/v1/messages/count_tokens", messages=turns(long, long, "more"), max_tokens=None)
     assert await counted(server, 'bien_prompt_text_tokens_total{source="kept"}') > 1000
     assert await counted(server, "bien_prompt_text_kept_bytes") > 4000
+
+
+async def test_no_key_and_no_salt_finds_what_another_has_sent(server: Server) -> None:
+    long, kept = turns("the quick brown fox " * 100), 'bien_prompt_text_tokens_total{source="kept"}'
+    found = []
+    for key, salt in (("one", "a"), ("two", "a"), ("one", "b"), ("one", "a")):
+        body = {"model": "toy", "max_tokens": 9, "messages": long, "cache_salt": salt}
+        async with aiohttp.ClientSession(server.url, headers={"Authorization": f"Bearer {key}"}) as http:
+            await (await http.post("/v1/chat/completions", json=body)).read()
+        found.append(await counted(server, kept) > 0)
+    assert found == [False, False, False, True]
