@@ -25,6 +25,7 @@ from bien.core.kv.cache import KVCache
 from bien.core.kv.groups import GroupKind, KVGroup, SnapshotPolicy
 from bien.core.providers import Context
 from bien.core.sizing import pool_blocks, sized
+from bien.core.speculation.forced import check_forced
 from bien.core.speculation.speculator import SpeculatorCaps
 from bien.core.worker.messages import WorkerInfo
 from bien.core.worker.rank_launch import LaunchedRanks
@@ -138,6 +139,9 @@ def build(
         if ctx.mesh is not None and ctx.mesh.world > 1:
             ctx.ranks = ranks or LaunchedRanks(model, pool.spec, pool.plugins)
         speculator = parts["speculator"]
+        if speculator is not None and spec.speculator is not None:
+            most = speculator.caps.max_drafts
+            check_forced(spec.speculation, spec.speculator.use, most, f"pool {spec.name!r}")
         device_drafter = speculator is not None and speculator.caps.place == "device"
         progress(f"loading {model.name}")
         executor: Executor = pool.make("executor", ctx)

@@ -27,6 +27,7 @@ from bien.core.entry_points import PluginRef
 from bien.core.errors import BienError, DeploymentError, PluginError, nearest
 from bien.core.plugins import PluginManager
 from bien.core.providers import Context, Provider
+from bien.core.speculation.forced import check_forced
 from bien.core.strict import decode
 
 
@@ -134,6 +135,10 @@ def _compose_pool(
     model: ModelSpec, pool: PoolSpec, manager: PluginManager, path: str, extra: Iterable[PluginRef]
 ) -> PoolComposition:
     parts = _select_all(pool, POOL_KINDS, manager, path)
+    drafter = None if pool.speculator is None else pool.speculator.use
+    # None where a checkpoint says it: that is read when the pool is built.
+    drafts = getattr(parts["speculator"].config, "max_drafts", None) if drafter else None
+    check_forced(pool.speculation, drafter, drafts, path)
     refs = dict.fromkeys([*(part.ref for part in parts.values()), *extra])
     return PoolComposition(model, pool, parts, tuple(refs))
 

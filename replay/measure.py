@@ -248,10 +248,19 @@ def _speculation(good: list[TurnRecord], forced: dict[str, list[float]]) -> Spec
 
 
 def _forced(deployment: dict[str, Any]) -> dict[str, list[float]]:
-    """By pool that does not verify drafts, the chances by which accepted lengths are drawn."""
-    pools = deployment.get("pool", ())
-    found = {str(pool["name"]): list(pool.get("speculation", {}).get("acceptance", ())) for pool in pools}
-    return {name: chances for name, chances in found.items() if chances}
+    """By pool that drafts and does not verify drafts, the chances by which accepted lengths are drawn."""
+    found = {}
+    for pool in deployment.get("pool", ()):
+        chances = list(pool.get("speculation", {}).get("acceptance", ()))
+        if chances and _drafts(pool):
+            found[str(pool["name"])] = chances
+    return found
+
+
+def _drafts(pool: dict[str, Any]) -> bool:
+    # A simulated executor has drafts of the simulated drafter only.
+    uses = [(pool.get(kind) or {}).get("use") for kind in ("executor", "speculator")]
+    return uses[1] is not None and (uses[0] != "simulated" or uses[1] == "simulated")
 
 
 def _length(chances: list[float]) -> float:

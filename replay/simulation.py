@@ -43,6 +43,7 @@ from bien.replay.targets.gateway import GatewayTarget
 from bien.replay.traces import open_paths
 from bien.replay.worker_load import WorkerLoad
 
+DRAFTER = "simulated"  # the speculator that drafts without a text
 TICK = 60.0  # virtual seconds between looks at the progress
 
 
@@ -70,7 +71,8 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
 
     A pool whose executor computes gets `simulated` with its default costs; speculators are left out, as
     there are no tokens to guess, but for the one that has forced acceptance. The memory index stands in for
-    one that lies behind a connection.
+    one that lies behind a connection. DeploymentError for what cannot be simulated: pools of others' workers,
+    forced acceptance without the drafter that uses it here.
     """
     for remote in deployment.remote:
         text = "its workers are another's engines, which cannot be simulated; leave it out"
@@ -84,10 +86,18 @@ def simulated(deployment: Deployment) -> tuple[Deployment, list[str]]:
                 f"{pool.executor.use!r} (uncalibrated)"
             )
             pool = msgspec.structs.replace(pool, executor=Selection("simulated"))
-        if pool.speculator is not None and pool.speculator.use != "simulated":
+        if pool.speculation.acceptance and (pool.speculator is None or pool.speculator.use != DRAFTER):
+            found = "no speculator" if pool.speculator is None else f"speculator {pool.speculator.use!r}"
+            raise DeploymentError(
+                f"pool {pool.name!r} forces acceptance and has {found}, so that nothing would be drafted in "
+                f"a simulation; write speculator = {{ use = {DRAFTER!r}, max_drafts = N }}, or leave "
+                "acceptance, acceptance_length and golden out of [pool.speculation]",
+                field="pool",
+            )
+        if pool.speculator is not None and pool.speculator.use != DRAFTER:
             notes.append(
                 f"pool {pool.name!r}: speculator {pool.speculator.use!r} is left out: its drafts need a text "
-                "(speculator 'simulated' has the costs of one, with forced acceptance)"
+                f"(speculator {DRAFTER!r} has the costs of one, with forced acceptance)"
             )
             pool = msgspec.structs.replace(pool, speculator=None)
         pools.append(pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -135,6 +136,14 @@ def test_a_pool_says_how_drafts_are_verified(manager: PluginManager, toy: str, u
         assert worker.engine.limits.speculation == options
     finally:
         worker.close()
+
+
+def test_forced_lengths_are_held_against_the_drafter(manager: PluginManager, toy: str) -> None:
+    """Again where it is built: only there do all drafters know how many drafts they make."""
+    pool = composed(manager, toy, speculator=Selection("prompt-lookup", {"max_drafts": 2}))
+    forced = msgspec.structs.replace(pool.spec, speculation=SpeculationSpec(acceptance_length=6.0))
+    with pytest.raises(DeploymentError, match="needs 5 drafts a round, but speculator 'prompt-lookup' makes 2"):
+        build(replace(pool, spec=forced), id="w1", generation="g")
 
 
 def test_fingerprints_name_the_representation(manager: PluginManager, toy: str, built: BuiltWorker) -> None:

@@ -49,7 +49,13 @@ def test_what_became_of_drafts() -> None:
     assert found.by_source["b"].acceptance_length == 1
     assert found.forced == {}
     assert result_of(run).card.forced_acceptance is None
-    pools = [{"name": "x", "speculation": {"acceptance": [0.5, 0.5]}}, {"name": "y"}]
+    spec = {"speculation": {"acceptance": [0.5, 0.5]}}
+    pools = [
+        {"name": "x", "speculator": {"use": "mtp"}, **spec},
+        {"name": "y"},
+        {"name": "z", "speculator": None, **spec},  # nothing was there to use it
+        {"name": "s", "executor": {"use": "simulated"}, "speculator": {"use": "mtp"}, **spec},
+    ]
     forced = measure(run, META, kind="live", deployment={"pool": pools})
     assert forced.speculation.forced == {"x": [0.5, 0.5]}
     assert forced.card.forced_acceptance == 1.75
