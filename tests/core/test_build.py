@@ -142,7 +142,9 @@ def test_forced_lengths_are_held_against_the_drafter(manager: PluginManager, toy
     """Again where it is built: only there do all drafters know how many drafts they make."""
     pool = composed(manager, toy, speculator=Selection("prompt-lookup", {"max_drafts": 2}))
     forced = msgspec.structs.replace(pool.spec, speculation=SpeculationSpec(acceptance_length=6.0))
-    with pytest.raises(DeploymentError, match="needs 5 drafts a round, but speculator 'prompt-lookup' makes 2"):
+    with pytest.raises(
+        DeploymentError, match="needs 5 drafts a round, but speculator 'prompt-lookup' makes 2"
+    ):
         build(replace(pool, spec=forced), id="w1", generation="g")
 
 
