@@ -52,7 +52,8 @@ class Scheduler(Protocol):
     def plan(self, view: SchedulerView) -> StepPlan:
         """Decide one step. Every item must be RUNNING with reserved KV, appear once, and satisfy
         1 <= tokens - drafts <= pending and drafts <= sequence.drafts; drafts only when the whole of
-        `pending` is planned. A sequence with `pending` 0 must be left out; an item of no tokens (a chunk
+        `pending` is planned, and only once each sequence that decodes (`pending` 1) has its token, unless its
+        memory is short. A sequence with `pending` 0 must be left out; an item of no tokens (a chunk
         of 0) is as good as none. An empty plan: nothing to do."""
         ...
 

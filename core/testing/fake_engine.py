@@ -60,6 +60,7 @@ class FakeEngine:
         self._truth: dict[Sequence, tuple[object, ...]] = {}
         self._repeat: list[tuple[str, int, int]] | None = None  # what `stationary` promised
         self._order = 0
+        self._short = False  # memory was, while the last plan was made
 
     # -- the scheduler's view
 
@@ -101,6 +102,7 @@ class FakeEngine:
         more = want - self._blocks[sequence]
         if more > self._free:
             self._repeat = None  # a shortage: the promise of `stationary` does not hold
+            self._short = True
             return False
         if more > 0:
             self._blocks[sequence] = want
@@ -160,9 +162,12 @@ class FakeEngine:
                 sequence.status = Status.RUNNING
                 self._repeat = None
                 self._write(sequence)
+        decoding = [s for s in self._live.values() if s.status is Status.RUNNING and s.pending == 1]
+        self._short = False
         plan = self._scheduler.plan(self)
         plan.items = [item for item in plan.items if item.tokens]  # of a chunk of 0
         rows = self._check(plan)
+        self._check_starved(decoding, rows)
         self._check_repeat(rows)
         if rows:
             self.log.append(rows)
@@ -214,6 +219,18 @@ class FakeEngine:
         for s in self._live.values():
             assert self._truth[s] == _fields(s), f"the scheduler wrote to {s.id!r}; only the engine may"
         return rows
+
+    def _check_starved(self, decoding: list[Sequence], rows: list[tuple[str, int, int]]) -> None:
+        """Drafts are guesses: who decodes goes before them."""
+        if self._short or not any(drafts for _, _, drafts in rows):
+            return
+        planned = {id for id, _, _ in rows}
+        for s in decoding:
+            left_out = s.status is Status.RUNNING and s.id not in planned and self.chunk(s, 1) == 1
+            assert not left_out, (
+                f"the scheduler planned {sum(row[2] for row in rows)} drafts, but no token for {s.id!r}, "
+                f"which decodes"
+            )
 
     def _check_repeat(self, rows: list[tuple[str, int, int]]) -> None:
         if self._repeat is not None:

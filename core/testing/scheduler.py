@@ -143,6 +143,11 @@ class SchedulerSuite:
     def test_drafts_ride_behind_the_whole_of_pending(self) -> None:
         self._rounds(5, Room(drafts=4))
 
+    def test_drafts_starve_nobody(self) -> None:
+        """However many there are, each sequence that decodes has its token first."""
+        room = Room(slots=4, blocks=1000, block_tokens=100, drafts=20_000)
+        self._run(Scenario(room, tuple(Arrival(0, 1, 20_000, stop=40) for _ in range(4))))
+
     def test_two_steps_in_flight(self) -> None:
         self._rounds(6, Room(depth=2))
 

@@ -35,6 +35,7 @@ class _Step:
 
 class Chunked(ABC):
     """Decodes first, then prompts in chunks, both in the order of `rank`; whoever ranks last is the victim.
+    Drafts get what is left once each that decodes has its token, before prompts do.
 
     Admission is strictly in order: who cannot be admitted holds up all behind it, so that small prompts do
     not starve a large one.
@@ -67,9 +68,10 @@ class Chunked(ABC):
     def plan(self, view: SchedulerView) -> StepPlan:
         step = _Step(self._budget)
         # A prompt's chunks stand behind all decodes: they may wait, a reader may not.
-        for s in self._running[:]:
-            if step.budget > 0 and s.status is Status.RUNNING and s.pending == 1:
-                self._advance(view, s, step)
+        decoding = [s for s in self._running if s.status is Status.RUNNING and s.pending == 1]
+        for behind, s in zip(range(len(decoding) - 1, -1, -1), decoding, strict=True):
+            if step.budget > 0 and s.status is Status.RUNNING:
+                self._advance(view, s, step, behind)
         self._prompts(view, step)
         self.stationary = step.budget > 0 and step.settled and self._repeats(step.plan.items)
         return step.plan
@@ -129,19 +131,20 @@ class Chunked(ABC):
                 return len(self._running) < self._limit and view.admit(s)
         return False
 
-    def _advance(self, view: SchedulerView, s: Sequence, step: _Step) -> None:
-        tokens, drafts = self._size(view, s, step.budget)
+    def _advance(self, view: SchedulerView, s: Sequence, step: _Step, behind: int = 0) -> None:
+        tokens, drafts = self._size(view, s, step.budget, behind)
         if tokens <= 0:
             return
         if view.reserve(s, tokens + drafts) or self._make_room(view, s, tokens + drafts, step):
             step.add(s, tokens, drafts)
 
-    def _size(self, view: SchedulerView, s: Sequence, budget: int) -> tuple[int, int]:
+    def _size(self, view: SchedulerView, s: Sequence, budget: int, behind: int = 0) -> tuple[int, int]:
+        # `behind`: those that decode and come after it, whose tokens go before its drafts.
         pending = s.pending
         if pending <= 0:
             return 0, 0
         tokens = view.chunk(s, min(pending, budget))
-        drafts = min(s.drafts, budget - tokens) if tokens == pending else 0
+        drafts = min(s.drafts, max(0, budget - tokens - behind)) if tokens == pending else 0
         return tokens, drafts
 
     def _make_room(self, view: SchedulerView, s: Sequence, tokens: int, step: _Step) -> bool:

@@ -8,6 +8,7 @@ from bien.core.compose import compose
 from bien.core.deployment import parse_deployment
 from bien.core.errors import DeploymentError
 from bien.core.plugins import PluginManager
+from bien.core.testing.fake_engine import FakeEngine, Room
 from bien.core.testing.scheduler import SchedulerSuite
 from bien.core.testing.suites import failures
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
@@ -16,6 +17,23 @@ from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
 class TestFcfs(SchedulerSuite):
     def build(self) -> Fcfs:
         return Fcfs(FcfsConfig())
+
+
+def test_drafts_get_what_tokens_leave():
+    """In order, and all of it."""
+    engine = FakeEngine(Fcfs(FcfsConfig(token_budget=16)), Room(slots=8, drafts=3, blocks=400), seed=1)
+    for _ in range(8):
+        engine.submit(2, 40)
+    while len(engine.log) < 20:
+        ready = [s.drafts for s in engine._live.values()]
+        engine.step()
+        rows, left = engine.log[-1], 8
+        if len(engine.log) == 1:  # the prompts
+            continue
+        for (_, tokens, drafts), most in zip(rows, ready, strict=True):
+            assert (tokens, drafts) == (1 + min(most, left), min(most, left))
+            left -= drafts
+    assert any(drafts == 0 for _, _, drafts in engine.log[-1])
 
 
 @pytest.mark.parametrize("config", [FcfsConfig(token_budget=5), FcfsConfig(max_running=2)])

@@ -55,7 +55,8 @@ class Shortest:
         preempted = False
         while todo:
             s = todo.pop(0)
-            item = self._item(view, s, self._budget - sum(i.tokens for i in plan.items))
+            kept = sum(t.status is Status.RUNNING and t.pending == 1 for t in todo)
+            item = self._item(view, s, self._budget - sum(i.tokens for i in plan.items), kept)
             if item is None:
                 continue
             while not view.reserve(s, item.tokens):
@@ -71,11 +72,13 @@ class Shortest:
                 plan.items.append(item)
         return preempted
 
-    def _item(self, view: SchedulerView, s: Sequence, left: int) -> PlanItem | None:
-        if s.status is not Status.RUNNING or s.pending < 1 or left < 1:
+    def _item(self, view: SchedulerView, s: Sequence, left: int, kept: int) -> PlanItem | None:
+        """`kept`: of the `left` tokens, for those that decode and come later."""
+        most = left if s.pending == 1 else left - kept
+        if s.status is not Status.RUNNING or s.pending < 1 or most < 1:
             return None
-        new = view.chunk(s, min(s.pending, left))
-        drafts = min(s.drafts, left - new) if new == s.pending else 0
+        new = view.chunk(s, min(s.pending, most))
+        drafts = min(s.drafts, max(0, left - new - kept)) if new == s.pending else 0
         return PlanItem(s, new + drafts, drafts)
 
 
