@@ -46,6 +46,33 @@ def load_tensors(
         return {name: _take(held[name], parts) for name in held}
 
 
+def vocabulary(
+    tensors: Mapping[str, Tensor], count: int, vocab: int, folder: Path, kind: str
+) -> Tensor | None:
+    """[count] int64: the token of each index of a draft vocabulary; None where the folder has no `d2t`, which
+    holds *offsets*: token = index + d2t[index]. `vocab`: of the target. ModelError where it leads outside the
+    vocabulary, twice to one token, or where `t2d`, which marks the tokens that have an index, says otherwise.
+    """
+    offsets, marks = tensors.get("d2t"), tensors.get("t2d")
+    if offsets is None:
+        return None
+    ids = torch.arange(count, device=offsets.device) + offsets.to(torch.int64)
+    low, high, problem = int(ids.min()), int(ids.max()), ""
+    if offsets.is_floating_point():  # which may have been rounded
+        problem = "is of a floating-point type, not of whole numbers"
+    elif low < 0 or high >= vocab:
+        problem = f"leads to tokens {low} to {high} of {vocab}"
+    elif len(torch.unique(ids)) != count:
+        problem = "leads to one token from two indices"
+    elif marks is not None and (int((marks != 0).sum()) != count or not bool((marks != 0)[ids].all())):
+        problem = "leads to tokens that t2d does not mark"
+    if problem:
+        raise ModelError(
+            f"{kind}: d2t of {folder} {problem}; it must hold offsets (token = index + d2t[index])"
+        )
+    return ids
+
+
 def _stored(folder: Path, files: ExitStack, kind: str) -> dict[str, Any]:
     index, single, pickled = (
         folder / n for n in ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")

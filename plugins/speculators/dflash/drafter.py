@@ -20,10 +20,11 @@ from bien.core.api import (
     DrafterParts,
     Drawer,
     KVGroup,
+    ModelError,
     SpeculatorCaps,
     TargetHandle,
 )
-from bien.plugins.speculators._network import load_tensors
+from bien.plugins.speculators._network import load_tensors, vocabulary
 from bien.plugins.speculators.dflash.calibration import scaled
 from bien.plugins.speculators.dflash.form import BlockForm
 from bien.plugins.speculators.dflash.heads import HEADS, Confidence, Markov, Selector
@@ -67,9 +68,15 @@ class BlockDrafter:
         self._target = target
         self._embedding, self._output = (tensors.get(name) for name in COPIES)
         self._compared = False
-        self._ids: Tensor | None = None
-        if form.draft_vocab:
-            self._ids = torch.arange(form.draft_vocab, device=parts.device) + tensors["d2t"].long()
+        ids = vocabulary(tensors, form.draft_vocab or form.vocab, form.vocab, form.folder, self._kind)
+        if ids is not None and not form.draft_vocab:
+            if bool(tensors["d2t"].any()):  # the target's head, which may be used, has its own order
+                raise ModelError(
+                    f"{self._kind}: d2t of {form.folder} reorders the target's whole vocabulary; valid: "
+                    "zeros, or a draft_vocab_size below vocab_size"
+                )
+            ids = None
+        self._ids: Tensor | None = ids
         windows = [seen(w, self._window) for w in form.windows]
         sizes = sorted(set(windows))
         each = tuple(groups[sizes.index(w)] for w in windows)

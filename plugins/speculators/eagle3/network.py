@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bien.core.api import DrafterParts, ModelError, TargetHandle
-from bien.plugins.speculators._network import Attention, Mlp, chances, load_tensors
+from bien.core.api import DrafterParts, TargetHandle
+from bien.plugins.speculators._network import Attention, Mlp, chances, load_tensors, vocabulary
 from bien.plugins.speculators.eagle3.form import KIND, Form
 
 
@@ -25,7 +25,7 @@ class Network:
         self.form, self._kernels, self._eps = form, parts.kernels, form.layer.eps
         needed, spare = form.tensors()
         tensors = load_tensors(Path(form.folder), needed, spare, parts, KIND)
-        self.ids = vocabulary(form, tensors)
+        self.ids = vocabulary(tensors, form.draft_vocab, form.vocab, Path(form.folder), KIND)
         self.place: Tensor | None = None  # index in the draft vocabulary of every token
         if self.ids is not None:
             self.place = torch.zeros(form.vocab, dtype=torch.int64, device=parts.device)
@@ -85,25 +85,3 @@ class Network:
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, weight, self._eps)
-
-
-def vocabulary(form: Form, tensors: dict[str, Tensor]) -> Tensor | None:
-    """[draft vocabulary] int64: the token of each index. `d2t` holds *offsets*: token = index + d2t[index].
-    ModelError where it leads outside the vocabulary, twice to one token, or where `t2d`, which marks the
-    tokens that have an index, says otherwise."""
-    offsets, marks = tensors.get("d2t"), tensors.get("t2d")
-    if offsets is None:
-        return None
-    ids = torch.arange(form.draft_vocab, device=offsets.device) + offsets.to(torch.int64)
-    problem = ""
-    if int(ids.min()) < 0 or int(ids.max()) >= form.vocab:
-        problem = f"leads to tokens {int(ids.min())} to {int(ids.max())} of {form.vocab}"
-    elif len(torch.unique(ids)) != len(ids):
-        problem = "leads to one token from two indices"
-    elif marks is not None and (int(marks.sum()) != len(ids) or not bool(marks[ids].all())):
-        problem = "leads to tokens that t2d does not mark"
-    if problem:
-        raise ModelError(
-            f"eagle3: d2t of {form.folder} {problem}; it must hold offsets (token = index + d2t[index])"
-        )
-    return ids

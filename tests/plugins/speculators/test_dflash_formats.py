@@ -184,6 +184,31 @@ def test_weights_that_do_not_fit(tmp_path: Path, model: Any) -> None:
         BlockBench(build("dflash", folder), *model)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_draft_vocabularies_that_lead_nowhere(kind: str, tmp_path: Path, model: Any) -> None:
+    right = 2 * np.arange(96) + 1
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"d2t": right + 100_000}, "leads to tokens 100001 to 100286 of 288"),
+        ({"d2t": right - 500}, "leads to tokens -499 to -214 of 288"),
+        ({"d2t": -np.arange(96)}, "leads to one token from two indices"),
+        ({"d2t": right + 1}, "that t2d does not mark"),
+        ({"t2d": np.arange(288) < 97}, "that t2d does not mark"),
+        ({"d2t": right.astype(np.float32)}, "is of a floating-point type, not of whole numbers"),
+    )
+    for more, words in cases:
+        folder = write_drafter(tmp_path, speculators(kind), **more)
+        with pytest.raises(ModelError, match=f"{kind}: d2t of .*{words}; it must hold offsets"):
+            BlockBench(build(kind, folder), *model)
+
+
+def test_a_whole_vocabulary_keeps_its_order(tmp_path: Path, model: Any) -> None:
+    same = write_drafter(tmp_path, z_lab(), d2t=np.zeros(288, np.int64))
+    BlockBench(build("dflash", same), *model)
+    other = write_drafter(tmp_path, z_lab(), d2t=287 - 2 * np.arange(288))
+    with pytest.raises(ModelError, match="reorders the target's whole vocabulary"):
+        BlockBench(build("dflash", other), *model)
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_copies_of_the_target(same: bool, tmp_path: Path, target: Path, model: Any) -> None:
     """DeepSpec saves embedding and head: the target's serve, unless these are others."""

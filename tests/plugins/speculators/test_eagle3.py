@@ -208,7 +208,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def indices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_network, "vocabulary", lambda form, tensors: tensors["d2t"])
+    monkeypatch.setattr(eagle3_network, "vocabulary", lambda tensors, *_: tensors["d2t"])
 
 
 def concatenation(monkeypatch: pytest.MonkeyPatch) -> None:
