@@ -73,7 +73,8 @@ class Settlement:
         if count:
             count, tokens, finish = self._append(s, count, tokens)
         if current:
-            s.computed = min(computed, s.length)
+            # Drafts may have computed a stop token, and what is behind it, which nobody would otherwise.
+            s.computed = min(computed, s.length - (count > 0))
             if item.drafts or steps > 1:
                 s.planned = s.computed
             self._commit(s)

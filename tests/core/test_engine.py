@@ -298,6 +298,33 @@ def test_a_stop_token_ends_late_steps_without_a_trace(depth: int) -> None:
     h.expect("b", prompt + text[: at + 1] + prompt_of(7, 3))
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_behind_a_stop_token_nothing_is_cached(kinds: str, size: int) -> None:
+    """Nor is its own position, though it was an accepted draft: as much as without drafts. A step keeps one
+    state at most, so that with states, where drafts were rejected, it may be less."""
+    groups = toy_groups(kinds, size)
+    prompt = prompt_of(11)
+    text = oracle(prompt, 20, groups)
+    found: dict[str, list[int]] = {}
+    for kind in ("none", "host", "device", "host tree", "device tree"):
+        found[kind] = []
+        for stop in sorted(set(text[2:12])):
+            h = Harness(fcfs(), groups=groups, blocks=128, eos=(stop,), **drafting(kind, groups))
+            h.submit("a", prompt, sampling=SamplingParams(20, temperature=0.0, seed=0))
+            h.run()
+            said = text[: text.index(stop) + 1]
+            assert h.tokens["a"] == said and h.finish["a"] == "stop"
+            h.submit("b", prompt + said + prompt_of(7, 3), 5)
+            h.run()
+            h.expect("b", prompt + said + prompt_of(7, 3))
+            found[kind].append(h.cached["b"])
+    for kind, cached in found.items():
+        if "state" not in kinds:
+            assert cached == found["none"], kind
+        assert all(n <= most for n, most in zip(cached, found["none"], strict=True)), kind
+
+
 def test_what_waits_is_queued_as_far_as_its_gateway_predicts_no_cache() -> None:
     h = Harness(fcfs(budget=8), slots=1)
     h.submit("a", prompt_of(20), 2)
