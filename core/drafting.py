@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from bien.core.content import TokenContent
 from bien.core.flight import FlightItem
@@ -171,7 +171,9 @@ class Drafting:
 
     def _admit(self, drafting: list[Sequence], load: Load) -> None:
         guessed = any(self._told(s) is None for s in drafting)
-        counts = self.lengths.admit([self._chances(s) for s in drafting], load, guessed)
+        # A sequence's drafts follow its last token: with it come new ones.
+        rounds: list[Hashable] = [(s.order, s.length) for s in drafting]
+        counts = self.lengths.admit([self._chances(s) for s in drafting], load, guessed, rounds)
         for s, count in zip(drafting, counts, strict=True):
             s.drafts = count
 

@@ -2,13 +2,16 @@
 
 No rule may let a sampled draft decide by its own token whether it is verified: where such drafts are judged
 by their law (`standard`, `block`), the chance of a node depends on the tokens before it only, and the budget
-on what was known two steps ago (Cheng et al., "DSpark", 2026, the variant in production). Elsewhere, where
-drafts are not drawn or the text does not depend on them, it is what is known now.
+on what was known two steps ago (Cheng et al., "DSpark", 2026, the variant in production). Drafts that a
+scheduler leaves out are there again in the next step: only steps with new ones count, and of those that were
+there two steps ago none that still is tells anything. Elsewhere, where drafts are not drawn or the text does
+not depend on them, it is what is known now.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -60,12 +63,20 @@ class Lengths:
         self.cost = StepCost()
         self._spec = spec
         self._stale = stale
-        self._seen: deque[tuple[int, F64]] = deque(maxlen=STALE)  # rounds, and their gains, of earlier steps
+        # By round, the chances of its drafts: of this step and of earlier ones with new rounds.
+        self._seen: deque[dict[Hashable, list[float]]] = deque(maxlen=STALE + 1)
         self._steps = 0
 
-    def admit(self, chances: list[list[float]], load: Load, guessed: bool = False) -> list[int]:
+    def admit(
+        self,
+        chances: list[list[float]],
+        load: Load,
+        guessed: bool = False,
+        rounds: list[Hashable] | None = None,
+    ) -> list[int]:
         """How many nodes of each sequence to verify, from the chance of each that it is accepted.
-        `guessed`: the chances are what was observed lately, which no draft tells where none is verified."""
+        `guessed`: the chances are what was observed lately, which no draft tells where none is verified.
+        `rounds`: of each sequence, what tells its drafts from all others; None: they are all new."""
         self._steps += 1
         if self._spec.length == "fixed":
             return [len(c) for c in chances]
@@ -75,11 +86,9 @@ class Lengths:
         gains = _gains(chances)
         known, weight = gains, 1.0
         if self._stale:
-            known = _gains([survival([UNKNOWN] * len(c), None) for c in chances])
-            if len(self._seen) == STALE:
-                rounds, known = self._seen[0]
-                weight = len(chances) / rounds if rounds else 1.0
-            self._seen.append((len(chances), gains))
+            old = self._earlier(chances, rounds or [(self._steps, i) for i in range(len(chances))])
+            known = _gains(old or [survival([UNKNOWN] * len(c), None) for c in chances])
+            weight = len(chances) / len(old) if old else 1.0
         count = round(weight * self._budget(known, weight, load))
         return self.best(chances, self._looked(min(count, len(gains)), len(gains), load, guessed))
 
@@ -93,6 +102,15 @@ class Lengths:
         chosen = np.lexsort((owner, at, -_gains(chances)))[:count]
         found: list[int] = np.bincount(owner[chosen], minlength=len(sizes)).tolist()
         return found
+
+    def _earlier(self, chances: list[list[float]], rounds: list[Hashable]) -> list[list[float]]:
+        # Chances two steps ago, of rounds that have ended.
+        now = dict(zip(rounds, chances, strict=True))
+        if not self._seen or not now.keys() <= self._seen[-1].keys():
+            self._seen.append(now)
+        if len(self._seen) <= STALE:
+            return []
+        return [row for round, row in self._seen[0].items() if round not in now]
 
     def _budget(self, gains: F64, weight: float, load: Load) -> int:
         """How many of the best `gains`, each of which stands for `weight` nodes."""

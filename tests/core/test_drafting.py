@@ -267,6 +267,52 @@ def test_what_a_scheduler_leaves_out_is_the_least_likely() -> None:
     assert [item.tokens for item in plan.items] == [1, 3, 2]
 
 
+class Holding(Fcfs):
+    """Leaves sequence "a" out of so many steps once its drafts of a round are there."""
+
+    def __init__(self, held: int) -> None:
+        super().__init__(FcfsConfig(token_budget=64))
+        self.held, self.now = held, False
+
+    def plan(self, view: Any) -> StepPlan:
+        plan = super().plan(view)
+        if self.now and self.held:
+            self.held -= 1
+            plan.items = [item for item in plan.items if item.sequence.id != "a"]
+        return plan
+
+
+def verified(chance: float, held: int) -> list[int]:
+    """Of a sequence's rounds, how many of four drafts were verified. In the fifth all had this chance, and
+    the scheduler then held the sequence back; in all others they had a better one."""
+    rounds: list[int] = []
+
+    def draft(context: list[int]) -> Draft:
+        rounds.append(0)
+        scheduler.now = len(rounds) == 5
+        return Draft(oracle(context, 4, GROUPS), None, [chance if scheduler.now else 0.9] * 4)
+
+    scheduler = Holding(held)
+    spec = SpeculationSpec(length="budget", verification="standard")
+    options = {"speculation": spec, "drawn": True, "trusted": True}
+    h = Harness(scheduler, groups=GROUPS, draft=draft, device_drafts=4, drafting=options)
+    plans = watched(h)
+    h.submit("a", PROMPT, sampling=SamplingParams(60, temperature=0.0, ignore_eos=True, seed=0))
+    h.submit("b", PROMPT[:5], sampling=SamplingParams(60, temperature=0.0, ignore_eos=True, max_drafts=0))
+    while len(rounds) < 9:
+        h.step()
+    counts = [dict(zip(p.slots.tolist(), p.drafts.tolist(), strict=True)) for p in plans]
+    return [c[0] for c in counts if 0 in c][1:]
+
+
+@pytest.mark.parametrize("held", [0, 1, 3, 6])
+def test_a_budget_is_blind_to_the_drafts_that_it_admits(held: int) -> None:
+    """However often they were there before, for a scheduler left their sequence out."""
+    likely, unlikely = verified(0.99, held), verified(0.01, held)
+    assert likely[:6] == unlikely[:6] and likely[4] == 4
+    assert (likely[6], unlikely[6]) == (4, 0), "two rounds later it knows"
+
+
 def test_confidences_that_know_the_drawn_token_are_not_used() -> None:
     found = sequences([[0.99] * 4, [0.01] * 4])
     told, blind = drawn("confidence"), drawn("confidence", trusted=False)
@@ -312,8 +358,8 @@ def test_a_budget_reckons_with_prompts_that_the_step_may_compute() -> None:
     drafting = drawn(trusted=True)
     loads: list[tuple[int, int]] = []
     admit = drafting.lengths.admit
-    drafting.lengths.admit = lambda chances, load, guessed=False: (  # type: ignore[method-assign]
-        loads.append((load.gaining, load.tokens)) or admit(chances, load, guessed)  # type: ignore[func-returns-value]
+    drafting.lengths.admit = lambda chances, load, guessed=False, rounds=None: (  # type: ignore[method-assign]
+        loads.append((load.gaining, load.tokens)) or admit(chances, load, guessed, rounds)  # type: ignore[func-returns-value]
     )
     drafting.admit([*found, new], 1)
     drafting.planned([FlightItem(found[0], 0, 0, 1, 0, True), FlightItem(new, 0, 0, 64, 0, False)])

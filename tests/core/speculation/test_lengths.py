@@ -146,6 +146,16 @@ def test_nor_does_it_at_first() -> None:
     assert len(found) == 1
 
 
+def test_a_stale_budget_is_blind_to_a_round_that_waits() -> None:
+    """While others bring new drafts at each step."""
+    steady, found = survival([0.9] * 4, None), []
+    for now in (0.99, 0.01):
+        lengths, waits = budget(in_proportion, stale=True), survival([now] * 4, None)
+        found.append([sum(lengths.admit([waits, steady], Load(2, 2), False, ["a", n])) for n in range(6)])
+    assert found[0] == found[1]
+    assert all(found[0][2:])
+
+
 def test_a_stale_budget_ranks_by_what_is_known_now() -> None:
     lengths = budget(in_proportion, stale=True)
     likely, unlikely = survival([0.95] * 4, None), survival([0.1] * 4, None)
