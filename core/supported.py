@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from bien.core.architectures.base import Architecture
 from bien.core.architectures.gguf import ARCHITECTURES
 from bien.core.errors import BienError
@@ -57,7 +59,8 @@ def _devices(provider: Provider, a: Architecture) -> list[int]:
 
 
 def _draft(provider: Provider, a: Architecture, block_tokens: int) -> None:
-    # Host drafters take any model; those with entries of their own say in their parameters which.
+    # Host drafters take any model; those with entries of their own say in their parameters which. A drafter
+    # that needs a checkpoint takes the models that this was trained for: nothing to be said without it.
     groups = getattr(provider.config_type, "groups", None)
-    if groups is not None:
+    if groups is not None and not any(f.required for f in msgspec.structs.fields(provider.config_type)):
         groups(provider.config_type(), a, block_tokens)

@@ -15,4 +15,6 @@ def test_an_architecture_without_a_module_is_simulated_only() -> None:
     assert "torch" not in about["executor"] and "simulated" in about["executor"] and about["weights"] == []
     assert "no torch module for architecture 'zebra'" in about["refused"]["executor torch"]
     assert about["parallel"]["tensor"] == [1]  # which layers it may cut is not guessed
-    assert supported(known, 16, PluginManager.load(only=""))["refused"] == {}
+    about = supported(known, 16, PluginManager.load(only=""))
+    assert list(about["refused"]) == ["speculator mtp"]  # it has no layers for further tokens
+    assert {"eagle3", "dspark", "draft-model", "suffix"} <= set(about["speculator"])

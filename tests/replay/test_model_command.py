@@ -104,7 +104,8 @@ def test_what_runs_a_model_is_said(tmp_path: Path) -> None:
     assert {"none", "int8", "int4"} <= {*glm["quantizer"]} and {"torch", "native"} <= {*glm["kernels"]}
     assert llama["parallel"] == {"single": [1], "tensor": [1, 2, 4, 8, 16]}
     assert glm["parallel"] == {"single": [1], "tensor": [1]}
-    assert "early-exit" in llama["speculator"] and glm["speculator"] == ["prompt-lookup"]
+    assert "early-exit" in llama["speculator"] and "early-exit" not in glm["speculator"]
+    assert "mtp" in glm["speculator"] and "mtp" not in llama["speculator"]
     assert "not full attention" in glm["refused"]["speculator early-exit"]
     assert {"safetensors", "fp8", "gguf"} <= {*llama["weights"]} and "gguf" not in glm["weights"]
     shown = CliRunner().invoke(make_app(), ["model", "inspect", "glm-5.3"]).output

@@ -38,7 +38,7 @@ def simulate(*arguments: str, cwd: Path) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        ("kv_tokens = 99999999999999", "not enough memory: .*; lower count, kv_tokens or slots"),
+        ("kv_tokens = 999999999999", "not enough memory: .*; lower count, kv_tokens or slots"),
         (
             'executor = { use = "simulated", step_ms = -1.0 }',
             r"d\.toml: pool\[0\]\.executor\.step_ms: Expected float >= 0\.0, got -1\.0",
