@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from bien.core.api import ITEM_BYTES, GroupKind, KVGroup, ModelError, rope_parameters
+from bien.plugins.speculators._fields import Fields
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors by name."""
@@ -36,68 +34,53 @@ class LayerShape(msgspec.Struct, frozen=True):
         return 2 * self.kv_heads * self.head_dim
 
 
-def read_config(folder: Path, kind: str) -> dict[str, Any]:
-    """A drafter folder's config.json. ModelError where there is none. `kind`: whose, for the message."""
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise ModelError(
-            f"{kind}: {path} {reason}; the folder of a drafter's checkpoint is needed"
-        ) from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{kind}: {path} holds no object")
-    return found
-
-
-def layer_shape(config: Mapping[str, Any], kind: str, folder: Path) -> LayerShape:
+def layer_shape(fields: Fields) -> LayerShape:
     """ModelError for a field that is missing, or says what layers here do not do."""
-    hidden = whole(config, "hidden_size", kind, folder)
-    heads = whole(config, "num_attention_heads", kind, folder)
-    kv_heads = whole(config, "num_key_value_heads", kind, folder, heads)
-    head_dim = whole(config, "head_dim", kind, folder, hidden // heads)
-    if heads % kv_heads or head_dim % 2:
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", heads)
+    head_dim = fields.whole("head_dim", hidden // heads)
+    if heads % kv_heads or head_dim % 2 or not head_dim:
         raise ModelError(
-            f"{kind}: {folder / 'config.json'} has {heads} heads, {kv_heads} KV heads, {head_dim} "
-            "features; heads must be a multiple of KV heads, and features even"
+            f"{fields.kind}: {fields.path} has {heads} heads, {kv_heads} KV heads, {head_dim} features; "
+            "heads must be a multiple of KV heads, and features even"
         )
-    eps, act = config.get("rms_norm_eps"), config.get("hidden_act", "silu")
-    if not isinstance(eps, float | int) or eps <= 0:
-        raise ModelError(
-            f"{kind}: {folder / 'config.json'} has rms_norm_eps = {eps!r}; needs a number above 0"
-        )
-    if act != "silu":
-        raise ModelError(f"{kind}: {folder / 'config.json'} has hidden_act = {act!r}; valid: 'silu'")
+    if (act := fields.find("hidden_act")) not in (None, "silu"):
+        raise fields.wrong("hidden_act", act, "", "valid: 'silu'")
     # What `LlamaConfig` takes where the field is absent, as the makers of these checkpoints leave it.
-    rope = rope_parameters({"rope_theta": 10000.0, **config}, str(folder))
-    scaled = config.get("rope_parameters") or {}
-    part = scaled.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    given = {name: fields.find(name) for name in ("rope_theta", "rope_parameters", "rope_scaling")}
+    rope = rope_parameters(
+        {"rope_theta": 10000.0} | {n: v for n, v in given.items() if v is not None}, str(fields.path.parent)
+    )
+    scaled = fields.within(fields.object("rope_parameters"), *fields.places)
+    part = scaled.number("partial_rotary_factor", 1.0, most=1.0)
+    rotated = int(head_dim * part)
+    if not rotated or rotated % 2:
+        needs = f"a share that rotates an even number of a head's {head_dim} features, not {rotated}"
+        raise scaled.wrong("partial_rotary_factor", part, needs)
     return LayerShape(
         hidden=hidden,
-        inner=whole(config, "intermediate_size", kind, folder),
+        inner=fields.whole("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=float(eps),
+        eps=fields.number("rms_norm_eps"),
         rope=rope,
-        rotated=int(head_dim * part) // 2 * 2,
-        bias=bool(config.get("attention_bias")),
-        mlp_bias=bool(config.get("mlp_bias")),
-        qk_norm=config.get("model_type") == "qwen3",
+        rotated=rotated,
+        bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        qk_norm=fields.find("model_type") == "qwen3",
     )
 
 
-def whole(config: Mapping[str, Any], name: str, kind: str, folder: Path, usual: int | None = None) -> int:
-    """A positive whole number of a config. `usual`: where it is absent; None: then a ModelError."""
-    value = config.get(name)
-    if value is None and usual is not None:
-        return usual
-    if type(value) is not int or value < 1:
+def check_full_attention(fields: Fields) -> None:
+    """ModelError for a layer that does not see the whole context."""
+    kinds = fields.names("layer_types") or []
+    if fields.flag("use_sliding_window", False) or "sliding_attention" in kinds:
         raise ModelError(
-            f"{kind}: {folder / 'config.json'} has {name} = {value!r}; needs a whole number above 0"
+            f"{fields.kind}: {fields.path} has a layer with a sliding window; valid: full attention"
         )
-    return value
+    if any(kind != "full_attention" for kind in kinds):
+        raise fields.wrong("layer_types", kinds, "", "valid: 'full_attention'")
 
 
 def attention_shapes(prefix: str, a: LayerShape, inputs: int = 0) -> Shapes:

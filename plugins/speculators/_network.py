@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bien.core.api import DrafterParts, ModelError, Rotary, Rows, paired
+from bien.plugins.speculators._fields import SHOWN
 from bien.plugins.speculators._folder import LayerShape, Shapes
 
 _SHOWN = 8
@@ -80,17 +82,32 @@ def _stored(folder: Path, files: ExitStack, kind: str) -> dict[str, Any]:
     names = [single]
     try:
         if index.is_file():
-            names = [folder / n for n in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            names = _parts(index, kind)
         elif not single.is_file() and pickled.is_file():  # as SafeAILab publishes
-            loaded: dict[str, Any] = torch.load(pickled, map_location="cpu", mmap=True, weights_only=True)
+            loaded = torch.load(pickled, map_location="cpu", mmap=True, weights_only=True)
+            if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+                raise ModelError(f"{kind}: {pickled} holds other things than tensors by name")
             return loaded
         opened = [files.enter_context(safe_open(path, framework="pt")) for path in names]
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+    except (OSError, EOFError, SafetensorError, UnpicklingError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{kind}: the weights of {folder} cannot be read: {error}; valid: {single.name}, its parts, "
             f"or {pickled.name}"
         ) from error
     return {name: shard.get_slice(name) for shard in opened for name in shard.keys()}  # noqa: SIM118
+
+
+def _parts(index: Path, kind: str) -> list[Path]:
+    found = json.loads(index.read_text())
+    named = found.get("weight_map") if isinstance(found, dict) else None
+    files: list[Any] = list(named.values()) if isinstance(named, dict) else [named]
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(
+                f"{kind}: {index} has {repr(file)[:SHOWN]} in weight_map; needs an object that gives each "
+                "tensor's name the name of a file of this folder"
+            )
+    return [index.parent / file for file in sorted(set(files))]
 
 
 def _shape(stored: Any) -> tuple[int, ...]:

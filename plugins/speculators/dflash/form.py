@@ -10,7 +10,6 @@ count the states before layers, which is one more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import msgspec
 
 from bien.core.api import ModelError, nearest
-from bien.plugins.speculators._folder import LayerShape, layer_shape, read_config
+from bien.plugins.speculators._fields import Fields, read_fields
+from bien.plugins.speculators._folder import LayerShape, layer_shape
 
 DFLASH, DSPARK = "dflash", "dspark"
 # Architectures of z-lab, SpecForge and DeepSpec; values of speculators_model_type.
@@ -78,15 +78,15 @@ class BlockForm:
 def read_form(folder: Path, kind: str) -> BlockForm:
     """`kind`: the speculator that asks, for messages. ModelError names the folder, the field and what is
     valid."""
-    return _Reader(folder, f"{kind}: {folder}", kind, read_config(folder, kind)).form()
+    return _Reader(folder, f"{kind}: {folder}", read_fields(folder, kind)).form()
 
 
 class _Reader:
     # Looks fields up, with complaints that name the folder.
-    def __init__(self, folder: Path, where: str, kind: str, config: dict[str, Any]) -> None:
-        self.folder, self.where, self.kind = folder, where, kind
-        self.architecture = str((config.get("architectures") or [""])[0])
-        self.library = config.get("speculators_model_type")
+    def __init__(self, folder: Path, where: str, config: Fields) -> None:
+        self.folder, self.where = folder, where
+        self.architecture = (config.names("architectures") or [""])[0]
+        self.library = config.find("speculators_model_type")
         if self.library is None and self.architecture not in ARCHITECTURES:
             raise ModelError(
                 f"{where}: config.json is of architecture {self.architecture!r}, which is no block drafter; "
@@ -97,13 +97,13 @@ class _Reader:
                 f"{where}: speculators_model_type = {self.library!r} is no block drafter; "
                 + nearest(str(self.library), KINDS)
             )
-        own = self._object(config, "dflash_config")
+        own = config.object("dflash_config")
         unread = sorted(set(own) - KNOWN)
         if unread:
             raise ModelError(f"{where}: dflash_config has fields that are not known: {', '.join(unread)}")
-        self.places = (own, self._object(config, "eagle_config"), config)
+        self.own = config.within(own, config.object("eagle_config"), *config.places)
         # Shapes of the draft layers.
-        self.layer = self._object(config, "transformer_layer_config") if self.library else config
+        self.layer = config.within(config.object("transformer_layer_config")) if self.library else config
 
     def form(self) -> BlockForm:
         deepspec = self.architecture == "Qwen3DSparkModel" and self.library is None
@@ -116,17 +116,17 @@ class _Reader:
             spark = self.library == "dspark"
         else:
             spark = self.architecture in ("DSparkDraftModel", "Qwen3DSparkModel")
-            spark = spark or self.find("projector_type") == "dspark"
+            spark = spark or self.own.find("projector_type") == "dspark"
         second = self.library == "dflash2" or self.architecture == "DFlash2DraftModel"
         # What a runner that looks at the name alone would leave out.
-        second = second or any(self.find(n) for n in ("conv_kernel_size", "selector_rank"))
+        second = second or any(self.own.find(n) for n in ("conv_kernel_size", "selector_rank"))
         # Queries and keys are normed, whatever the target's kind.
-        layer = msgspec.structs.replace(layer_shape(self.layer, self.kind, self.folder), qk_norm=True)
+        layer = msgspec.structs.replace(layer_shape(self.layer), qk_norm=True)
         windows = self._windows()
-        vocab = self.size(self.layer, "vocab_size")
-        draft = self.whole("draft_vocab_size", vocab)
-        rank = self.whole("markov_rank", 0) if spark else 0
-        confidence = spark and self.flag("enable_confidence_head", False)
+        vocab = self.layer.whole("vocab_size")
+        draft = self.own.whole("draft_vocab_size", vocab, least=0, most=vocab)
+        rank = self.own.whole("markov_rank", 0, least=0, most=1 << 16) if spark else 0
+        confidence = spark and self.own.flag("enable_confidence_head", False)
         target = self._target_layers()
         form = BlockForm(
             folder=self.folder,
@@ -137,20 +137,20 @@ class _Reader:
             draft_vocab=0 if draft == vocab else draft,
             taps=self._taps(target, len(windows)),
             target_layers=target,
-            block=self._needed("block_size", 1 << 10),
+            block=self.own.whole("block_size", most=1 << 10),
             mask=self._mask(vocab),
-            from_anchor=self.flag("sample_from_anchor", spark),
-            embed_scale=self.scale("input_embedding_scale", 1.0),
-            logit_scale=self.scale("output_multiplier", 1.0),
-            soft_cap=self.scale("final_logit_softcapping", 0.0),
-            conv_taps=self._needed("conv_kernel_size", 64) if second else 0,
-            conv_group=self._needed("conv_group_size", layer.hidden) if second else 0,
-            selector_rank=self._needed("selector_rank", 1 << 16) if second else 0,
-            selector_top_k=self._needed("selector_top_k", vocab) if second else 0,
+            from_anchor=self.own.flag("sample_from_anchor", spark),
+            embed_scale=self.own.number("input_embedding_scale", 1.0),
+            logit_scale=self.own.number("output_multiplier", 1.0),
+            soft_cap=self.own.number("final_logit_softcapping", 0.0),
+            conv_taps=self.own.whole("conv_kernel_size", most=64) if second else 0,
+            conv_group=self.own.whole("conv_group_size", most=layer.hidden) if second else 0,
+            selector_rank=self.own.whole("selector_rank", most=1 << 16) if second else 0,
+            selector_top_k=self.own.whole("selector_top_k", most=vocab) if second else 0,
             markov_rank=rank,
             markov=self._head() if rank else "",
             confidence=confidence,
-            confidence_markov=confidence and self.flag("confidence_head_with_markov", False),
+            confidence_markov=confidence and self.own.flag("confidence_head_with_markov", False),
         )
         self._check(form)
         return form
@@ -170,75 +170,31 @@ class _Reader:
         if form.selector_rank and form.draft_vocab:
             raise ModelError(f"{self.where}: a candidate selector needs the target's whole vocabulary")
 
-    def find(self, name: str) -> Any:
-        return next((p[name] for p in self.places if p.get(name) is not None), None)
-
-    def size(self, place: Mapping[str, Any], name: str, most: int = 1 << 31) -> int:
-        value = place.get(name)
-        if type(value) is not int or not 0 < value <= most:
-            raise ModelError(
-                f"{self.where}: config.json has {name} = {value!r}; needs a number from 1 to {most}"
-            )
-        return value
-
-    def whole(self, name: str, default: int) -> int:
-        value = self.find(name)
-        if value is None:
-            return default
-        if type(value) is not int or value < 0:
-            raise ModelError(f"{self.where}: config.json has {name} = {value!r}; needs a number from 0 on")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.find(name)
-        if value is not None and type(value) is not bool:
-            raise ModelError(f"{self.where}: config.json has {name} = {value!r}; valid: true, false")
-        return default if value is None else value
-
-    def number(self, place: Mapping[str, Any], name: str) -> float:
-        value = place.get(name)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):  # type: ignore[operator]
-            raise ModelError(f"{self.where}: config.json has {name} = {value!r}; needs a number above 0")
-        return float(value)  # type: ignore[arg-type]
-
-    def scale(self, name: str, default: float) -> float:
-        value = self.find(name)
-        return default if value is None else self.number({name: value}, name)
-
-    def _needed(self, name: str, most: int) -> int:
-        return self.size({name: self.find(name)}, name, most)
-
-    def _object(self, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        value = config.get(name) or {}
-        if not isinstance(value, Mapping):
-            raise ModelError(f"{self.where}: config.json has {name} = {value!r}; needs an object")
-        return value
-
     def _refuse(self, name: str, valid: tuple[Any, ...]) -> None:
-        if (value := self.find(name)) not in valid:
+        if (value := self.own.find(name)) not in valid:
             listed = ", ".join(repr(v) for v in valid if v is not None)
             raise ModelError(f"{self.where}: {name} = {value!r} is not supported; valid: {listed}")
 
     def _head(self) -> str:
-        kind = self.find("markov_head_type") or "vanilla"
+        kind = self.own.find("markov_head_type") or "vanilla"
         if kind not in MARKOV:
             raise ModelError(f"{self.where}: markov_head_type = {kind!r}; {nearest(str(kind), MARKOV)}")
         return str(kind)
 
     def _mask(self, vocab: int) -> int:
-        value = self.find("mask_token_id")
+        value = self.own.find("mask_token_id")
         if type(value) is not int or not 0 <= value < vocab:
-            raise ModelError(f"{self.where}: mask_token_id = {value!r}; needs a token id below {vocab}")
+            raise self.own.wrong("mask_token_id", value, f"a token id below {vocab}")
         return value
 
     def _target_layers(self) -> int:
-        return 0 if self.find("num_target_layers") is None else self._needed("num_target_layers", 10_000)
+        return self.own.whole("num_target_layers", 0, most=10_000)
 
     def _taps(self, target: int, layers: int) -> tuple[int, ...]:
-        ids, less = self.find("target_layer_ids"), 0
+        ids, less = self.own.numbers("target_layer_ids"), 0
         if ids is None and self.library:
             name = "aux_hidden_state_layer_ids"
-            ids, less = self.find(name) or self.find(f"eagle_{name}"), 1
+            ids, less = self.own.numbers(name, f"eagle_{name}"), 1
         if ids is None and target:
             # The default of z-lab: evenly from layer 1 to the third from the end.
             last = target - 3
@@ -247,8 +203,8 @@ class _Reader:
                 if layers == 1
                 else [round(1 + i * (last - 1) / (layers - 1)) for i in range(layers)]
             )
-        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-            raise ModelError(f"{self.where}: target_layer_ids = {ids!r}; needs a list of layer numbers")
+        if ids is None:
+            raise self.own.wrong("target_layer_ids", None, "a list of layers, as whole numbers")
         taps = tuple(i - less for i in ids)
         if min(taps) < -1 or len(set(taps)) < len(taps):
             raise ModelError(
@@ -259,11 +215,11 @@ class _Reader:
         return taps
 
     def _windows(self) -> tuple[int, ...]:
-        layers = self.size(self.layer, "num_hidden_layers", 1000)
-        kinds = self.layer.get("layer_types")
+        layers = self.layer.whole("num_hidden_layers", most=1000)
+        kinds = self.layer.names("layer_types")
         if kinds is None:
-            sliding, first = self.layer.get("use_sliding_window"), self.layer.get("max_window_layers")
-            since = int(first or 0) if sliding else layers
+            sliding = self.layer.flag("use_sliding_window", False)
+            since = self.layer.whole("max_window_layers", 0, least=0) if sliding else layers
             kinds = ["sliding_attention" if i >= since else "full_attention" for i in range(layers)]
         if len(kinds) != layers or any(k not in ("full_attention", "sliding_attention") for k in kinds):
             raise ModelError(
@@ -272,14 +228,14 @@ class _Reader:
             )
         if "sliding_attention" not in kinds:
             return (0,) * layers
-        window = self.size(self.layer, "sliding_window")
+        window = self.layer.whole("sliding_window")
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
     def _causal(self, windows: tuple[int, ...], deepspec: bool) -> tuple[bool, ...]:
         for name in ("causal", "is_causal"):
-            if self.find(name) is not None:
-                return (self.flag(name, False),) * len(windows)
-        if deepspec or (self.library and self.flag("sliding_window_non_causal", False)):
+            if self.own.find(name) is not None:
+                return (self.own.flag(name, False),) * len(windows)
+        if deepspec or (self.library and self.own.flag("sliding_window_non_causal", False)):
             return (False,) * len(windows)
         return tuple(window > 0 for window in windows)
 

@@ -13,22 +13,21 @@ states that *leave* one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from bien.core.api import Architecture, DeploymentError, ModelError, nearest
+from bien.plugins.speculators._fields import Fields, read_fields
 from bien.plugins.speculators._folder import (
     LayerShape,
     Shapes,
     attention_shapes,
+    check_full_attention,
     layer_shape,
     mlp_shapes,
     norm_shapes,
-    read_config,
-    whole,
 )
 
 Tap = tuple[int, Literal["in", "out"]]
@@ -112,82 +111,73 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_form(folder: Path) -> Form:
     """ModelError for what is no EAGLE-3 drafter, or one that is not served; it says what was expected."""
-    config = read_config(folder, KIND)
-    path, made_of = folder / "config.json", config.get("architectures")
-    kind = config.get("speculators_model_type")
-    layer: Any = config
+    fields = read_fields(folder, KIND)
+    path, made_of = fields.path, fields.find("architectures")
+    kind = fields.find("speculators_model_type")
+    layer = fields
     maker: Literal["safeailab", "specforge", "speculators"]
     if kind is not None:
-        maker, layer = "speculators", config.get("transformer_layer_config")
+        maker = "speculators"
         if kind != "eagle3":
             raise ModelError(f"eagle3: {path} has speculators_model_type = {kind!r}; {EXPECTED}")
-        if not isinstance(layer, dict):
+        layer = fields.within(fields.object("transformer_layer_config"))
+        if not any(layer.places):
             raise ModelError(f"eagle3: {path} lacks transformer_layer_config; {EXPECTED}")
     elif isinstance(made_of, list) and any(name in SPECFORGE for name in made_of):
         maker = "specforge"
-    elif made_of == ["LlamaForCausalLM"] and config.get("draft_vocab_size") is not None:
+    elif made_of == ["LlamaForCausalLM"] and fields.find("draft_vocab_size") is not None:
         maker = "safeailab"
     else:
         raise ModelError(
             f"eagle3: {path} has architectures = {made_of!r}, draft_vocab_size = "
-            f"{config.get('draft_vocab_size')!r}; {EXPECTED}"
+            f"{fields.find('draft_vocab_size')!r}; {EXPECTED}"
         )
-    return _form(folder, maker, config, layer)
+    return _form(folder, maker, fields, layer)
 
 
 def _form(
-    folder: Path,
-    maker: Literal["safeailab", "specforge", "speculators"],
-    config: Mapping[str, Any],
-    layer: Mapping[str, Any],
+    folder: Path, maker: Literal["safeailab", "specforge", "speculators"], fields: Fields, layer: Fields
 ) -> Form:
-    path = folder / "config.json"
+    path = fields.path
     types = ("llama", "qwen3") if maker == "speculators" else ("llama",)
-    if layer.get("model_type", "llama") not in types:
-        found = str(layer["model_type"])
-        raise ModelError(f"eagle3: {path} has model_type = {found!r}; {nearest(found, types)}")
-    if whole(layer, "num_hidden_layers", KIND, folder, 1) != 1:
-        raise ModelError(f"eagle3: {path} has {layer['num_hidden_layers']} layers; valid: 1")
-    if layer.get("use_sliding_window") or "sliding_attention" in (layer.get("layer_types") or ()):
-        raise ModelError(f"eagle3: {path} has a layer with a sliding window; valid: full attention")
-    if config.get("parallel_drafting") or config.get("mask_hidden") is not None:
+    if (made := layer.find("model_type")) is not None and made not in types:
+        raise ModelError(f"eagle3: {path} has model_type = {made!r}; {nearest(str(made), types)}")
+    if (layers := layer.whole("num_hidden_layers", 1)) != 1:
+        raise ModelError(f"eagle3: {path} has {layers} layers; valid: 1")
+    check_full_attention(layer)
+    if fields.find("parallel_drafting") or fields.find("mask_hidden") is not None:
         raise ModelError(
             f"eagle3: {path} is of a parallel drafter (P-EAGLE), which is not served; {EXPECTED}"
         )
-    if maker == "speculators" and type(config.get("norm_before_residual")) is not bool:
+    if maker == "speculators" and fields.find("norm_before_residual") is None:
         raise ModelError(
             f"eagle3: {path} does not say norm_before_residual (true or false), and readers of this format "
             "do not agree on what that means"
         )
-    for flag in FLAGS:
-        if config.get(flag) not in (None, False, True):
-            raise ModelError(f"eagle3: {path} has {flag} = {config[flag]!r}; valid: true, false")
-    shape = layer_shape(layer, KIND, folder)
-    vocab = whole(layer, "vocab_size", KIND, folder)
+    shape = layer_shape(layer)
+    vocab = layer.whole("vocab_size")
     return Form(
         folder=str(folder),
         maker=maker,
         prefix="layers.0." if maker == "speculators" else "midlayer.",
         layer=shape,
         vocab=vocab,
-        draft_vocab=whole(config, "draft_vocab_size", KIND, folder, vocab),
-        target_hidden=whole(config, "target_hidden_size", KIND, folder, shape.hidden),
-        taps=_taps(config, path),
-        **{flag: bool(config.get(flag)) for flag in FLAGS},
+        draft_vocab=fields.whole("draft_vocab_size", vocab, most=vocab),
+        target_hidden=fields.whole("target_hidden_size", shape.hidden),
+        taps=_taps(fields),
+        **{flag: fields.flag(flag, False) for flag in FLAGS},
     )
 
 
-def _taps(config: Mapping[str, Any], path: Path) -> tuple[Tap, ...] | None:
+def _taps(fields: Fields) -> tuple[Tap, ...] | None:
     name = "eagle_aux_hidden_state_layer_ids"
-    nested = config.get("eagle_config") or {}
-    if nested.get("use_aux_hidden_state") is False:
-        raise ModelError(f"eagle3: {path} has use_aux_hidden_state = false, as EAGLE 1 and 2; {EXPECTED}")
+    nested = fields.within(fields.object("eagle_config"))
+    if not nested.flag("use_aux_hidden_state", True):
+        raise ModelError(
+            f"eagle3: {fields.path} has use_aux_hidden_state = false, as EAGLE 1 and 2; {EXPECTED}"
+        )
     side: Literal["in", "out"] = "in"
-    given = config.get(name, config.get("aux_hidden_state_layer_ids"))
-    if given is None and nested.get(name) is not None:
-        given, side = nested[name], "out"
+    given = fields.numbers(name, "aux_hidden_state_layer_ids")
     if given is None:
-        return None
-    if not isinstance(given, list) or not given or any(type(i) is not int for i in given):
-        raise ModelError(f"eagle3: {path} has {name} = {given!r}; needs a list of layers")
-    return tuple((i, side) for i in given)
+        given, side = nested.numbers(name), "out"
+    return None if given is None else tuple((i, side) for i in given)

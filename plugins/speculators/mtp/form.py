@@ -7,20 +7,19 @@ output head are the target's.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bien.core.api import Architecture, DeploymentError, ModelError
+from bien.plugins.speculators._fields import read_fields
 from bien.plugins.speculators._folder import (
     LayerShape,
     Shapes,
     attention_shapes,
+    check_full_attention,
     layer_shape,
     mlp_shapes,
     norm_shapes,
-    read_config,
-    whole,
 )
 
 KIND = "mtp"
@@ -84,20 +83,17 @@ class Form(msgspec.Struct, frozen=True):
 
 def read_form(folder: Path) -> Form:
     """ModelError for what is no such folder, or a layer that is not served; it says what was expected."""
-    config = read_config(folder, KIND)
-    path, kind = folder / "config.json", config.get("speculators_model_type")
-    layer: Any = config
-    if kind is not None:
-        layer = config.get("transformer_layer_config")
-    if kind not in (None, "mtp") or not isinstance(layer, dict):
+    fields = read_fields(folder, KIND)
+    path, kind = fields.path, fields.find("speculators_model_type")
+    layer = fields if kind is None else fields.within(fields.object("transformer_layer_config"))
+    if kind not in (None, "mtp") or not any(layer.places):
         raise ModelError(f"mtp: {path} has speculators_model_type = {kind!r}; {EXPECTED}")
-    if layer.get("model_type") not in (TYPES if kind else ("qwen3",)):
-        raise ModelError(f"mtp: {path} has model_type = {layer.get('model_type')!r}; {EXPECTED}")
-    if layer.get("use_sliding_window") or "sliding_attention" in (layer.get("layer_types") or ()):
-        raise ModelError(f"mtp: {path} has a layer with a sliding window; valid: full attention")
+    if (made := layer.find("model_type")) not in (TYPES if kind else ("qwen3",)):
+        raise ModelError(f"mtp: {path} has model_type = {made!r}; {EXPECTED}")
+    check_full_attention(layer)
     return Form(
         str(folder),
         QWEN if kind is None else SPECULATORS,
-        layer_shape(layer, KIND, folder),
-        whole(layer, "vocab_size", KIND, folder),
+        layer_shape(layer),
+        layer.whole("vocab_size"),
     )
