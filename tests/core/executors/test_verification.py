@@ -236,6 +236,26 @@ def test_host_drafts_beside_a_device_drafter(folder: Path) -> None:
             assert text == truth[: len(text)]
 
 
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_a_clients_drafts_are_no_drawn_ones(folder: Path, rule: str) -> None:
+    """Beside rows that are tested against what their drafter drew from, they are taken where the target draws
+    them, and nowhere else: whatever was drawn in their place, and never verified, is no law of theirs."""
+    plain = Driver(folder, dtype="float64")
+    slots = [plain.add(PROMPT, sampling=LIVELY, seed=i) for i in range(7)]
+    truth = [plain.generate(slot, 6) for slot in slots]
+    driver = Driver(folder, dtype="float64", speculation=spec(rule), speculator=drafter(1))
+    *mine, other = [driver.add(PROMPT, sampling=LIVELY, seed=i, max_drafts=3) for i in range(7)]
+    driver.step({s: len(PROMPT) for s in [*mine, other]})
+    wrong = [(text[3] + 1) % 288 for text in truth]
+    drafts = {s: [*text[1:3], odd] for s, text, odd in zip(mine, truth, wrong, strict=False)}
+    drafts[other] = [0] * driver.proposed[other]
+    assert len(drafts[other]) == 3
+    gained = driver.step(dict.fromkeys([*mine, other], 1), drafts, device=True, hosted=tuple(mine))
+    assert [gained[s] for s in mine] == [text[1:4] for text in truth[:6]]
+    again = driver.step(dict.fromkeys(mine, 1), {s: [8, 9] for s in mine}, device=True, hosted=tuple(mine))
+    assert [again[s] for s in mine] == [text[4:5] for text in truth[:6]]
+
+
 class Confident(EarlyExit):
     def __init__(self, config: EarlyExitConfig) -> None:
         super().__init__(config)
