@@ -69,9 +69,12 @@ class Chunked(ABC):
         step = _Step(self._budget)
         # A prompt's chunks stand behind all decodes: they may wait, a reader may not.
         decoding = [s for s in self._running if s.status is Status.RUNNING and s.pending == 1]
+        # Drafts are a bet, prompts are work: half of what decodes leave is theirs, if there are any.
+        others = len(decoding) < len(self._running) or (self._waiting and len(self._running) < self._limit)
+        spare = max(0, step.budget - len(decoding)) // 2 if others else 0
         for behind, s in zip(range(len(decoding) - 1, -1, -1), decoding, strict=True):
             if step.budget > 0 and s.status is Status.RUNNING:
-                self._advance(view, s, step, behind)
+                self._advance(view, s, step, behind + spare)
         self._prompts(view, step)
         self.stationary = step.budget > 0 and step.settled and self._repeats(step.plan.items)
         return step.plan
@@ -139,7 +142,7 @@ class Chunked(ABC):
             step.add(s, tokens, drafts)
 
     def _size(self, view: SchedulerView, s: Sequence, budget: int, behind: int = 0) -> tuple[int, int]:
-        # `behind`: those that decode and come after it, whose tokens go before its drafts.
+        # `behind`: tokens of those that go before its drafts.
         pending = s.pending
         if pending <= 0:
             return 0, 0

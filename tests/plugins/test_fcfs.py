@@ -9,6 +9,7 @@ from bien.core.deployment import parse_deployment
 from bien.core.errors import DeploymentError
 from bien.core.plugins import PluginManager
 from bien.core.testing.fake_engine import FakeEngine, Room
+from bien.core.testing.harness import Harness
 from bien.core.testing.scheduler import SchedulerSuite
 from bien.core.testing.suites import failures
 from bien.plugins.schedulers.fcfs import Fcfs, FcfsConfig
@@ -47,3 +48,18 @@ def test_parameters_that_would_plan_nothing_are_refused(parameters: dict[str, in
     pool = {"scheduler": {"use": "fcfs", **parameters}}
     with pytest.raises(DeploymentError, match=rf"pool\[0\]\.scheduler\.{next(iter(parameters))}"):
         compose(parse_deployment({"pool": [pool]}), PluginManager.load())
+
+
+def test_drafts_leave_half_of_a_step_to_prompts() -> None:
+    """Decoders draft as much as they like, and a prompt comes: it need not wait until one of them ends."""
+    scheduler = Fcfs(FcfsConfig(token_budget=16))
+    harness = Harness(scheduler, slots=8, blocks=400, device_drafts=7, draft=lambda tokens: [1] * 7)
+    for i in range(4):
+        harness.submit(f"d{i}", [7 + i] * 8, 200)
+    for _ in range(12):
+        harness.step()
+    harness.submit("late", list(range(60)), 4)
+    for _ in range(30):
+        harness.step()
+    assert harness.tokens["late"], "drafts kept a prompt waiting"
+    assert harness.finish.keys() <= {"late"}, "none of those that decode had ended"
