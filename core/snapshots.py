@@ -41,17 +41,13 @@ class Snapshots:
         copies: list[StateCopy] = []
         for item in items if self._states else ():
             s = item.sequence
-            end = item.start + item.count
             for g, group in self._states:
-                position = self._position(s, item, group)
-                # A row gives states only at its end and inside its verify window.
-                if position <= item.start or position < end - item.drafts:
-                    continue
-                block = self._reserve(item, g, position)
-                if block:
-                    assert s.kv is not None
-                    live = self._cache.restore(s.kv, g)[1]
-                    copies.append(StateCopy(g, s.slot, position, live, block))
+                for position in self._positions(s, item, group):
+                    block = self._reserve(item, g, position)
+                    if block:
+                        assert s.kv is not None
+                        live = self._cache.restore(s.kv, g)[1]
+                        copies.append(StateCopy(g, s.slot, position, live, block))
         return copies
 
     def take(self, item: FlightItem, position: int) -> None:
@@ -96,16 +92,18 @@ class Snapshots:
             item.snapshots.append((g, position, block))
         return block
 
-    def _position(self, s: Sequence, item: FlightItem, group: KVGroup) -> int:
-        end = item.start + item.count
-        boundary = end // self._block * self._block
+    def _positions(self, s: Sequence, item: FlightItem, group: KVGroup) -> range:
+        # A row gives states only at its end and inside its verify window, and which of its drafts are taken
+        # is not known yet: each block boundary there may be the newest one. Ascending: the nearest is reached
+        # most often.
+        end, size = item.start + item.count, self._block
         if item.samples:
-            return boundary
-        every = group.snapshot.every_tokens // self._block * self._block
-        last = (s.known - 1) // self._block * self._block
-        if end == boundary and (end == last or (every and end % every == 0)):
-            return end
-        return -1
+            first = max(item.start + 1, end - item.drafts)
+            return range(-(-first // size) * size, end + 1, size)
+        every = group.snapshot.every_tokens // size * size
+        last = (s.known - 1) // size * size
+        taken = end % size == 0 and (end == last or (every and end % every == 0))
+        return range(end, end + 1) if taken and end > item.start else range(0)
 
     def _roll(self, s: Sequence, g: int, position: int, block: int) -> None:
         assert s.kv is not None
