@@ -282,7 +282,7 @@ async def test_a_minute_without_redis(model: Path, server: RedisProcess) -> None
                 await becomes(http, url, "ok")
                 cached = await metric(http, url, "bien_cached_tokens")
                 predicted = await metric(http, url, "bien_router_predicted_cached_tokens")
-                assert cached > 0 and abs(predicted - cached) <= 0.01 * cached
+                assert cached > 0 and abs(predicted - cached) <= 0.05 * cached
     finally:
         for stack in stacks:
             await stack.stop()
