@@ -149,18 +149,23 @@ async def once(rig: Rig, point: Point, name: str) -> None:
     early = [draw(rng, tokens=(40, 200), stream=True) for _ in range(rng.randint(0, 3))]
     if point is Point.WAITING:  # all slots are taken
         slots = sum(info.slots for info in rig.gateway.infos)
-        early = [draw(rng, tokens=(200, 300), most=40, stream=True) for _ in range(slots)]
+        early = [draw(rng, tokens=(200, 300), most=40, stream=True) for _ in range(2 * slots)]
     late = [draw(rng) for _ in range(rng.randint(2, 6))]
     answers = [Answer() for _ in early]
     tasks = [asyncio.create_task(rig.ask(q, a)) for q, a in zip(early, answers, strict=True)]
-    await asyncio.gather(*(answer.begun.wait() for answer in answers))
+    if point is Point.WAITING:
+        each = slots // len(rig.workers)
+        full = lambda: all(load.stats.running >= each for load in rig.gateway.loads)  # noqa: E731
+        await rig.until("all slots are taken", full)
+    else:
+        await asyncio.gather(*(answer.begun.wait() for answer in answers))
     victim = asyncio.create_task(leave(rig, marked) if point is Point.ABORTING else rig.ask(marked))
     tasks += [asyncio.create_task(rig.ask(question)) for question in late]
     async with asyncio.timeout(60):
         answers = await asyncio.gather(*tasks)
         answer = await victim
 
-    await rig.until("the point is reached", lambda: not any(path.exists() for path in orders))
+    await rig.until(f"the point {point.value} is reached", lambda: not any(path.exists() for path in orders))
     await rig.whole(deaths + len(orders))
     # One that never joined was no loss to the gateway.
     met += len(orders) - (point in (Point.STARTING, Point.JOINING))
