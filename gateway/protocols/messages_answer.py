@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from bien.core.speculation.counts import DraftCounts
-from bien.gateway.parsing.events import Event, Text
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Choice, Usage
 from bien.gateway.protocols.messages import MessageStyle
-from bien.gateway.protocols.parts import Part, Parts, parts_of
+from bien.gateway.protocols.parts import InParts, Part, Parts, parts_of
 from bien.gateway.protocols.refusal import Refusal
-from bien.gateway.protocols.scores import Score
 from bien.gateway.protocols.sealed import seal, signature
 
 encode = msgspec.json.encode
 
 
-class MessageAnswer:
+class MessageAnswer(InParts):
     """message_start, ping, then content_block_start, _delta … and _stop of one block after the other,
     message_delta, message_stop."""
 
@@ -40,26 +37,6 @@ class MessageAnswer:
         message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
         message["usage"] = counts(usage)
         return _event("message_start", message=message) + _event("ping")
-
-    def piece(
-        self,
-        index: int,
-        text: str,
-        token_ids: bytes | None,
-        usage: Usage | None,
-        scores: list[Score] | None = None,
-    ) -> bytes:
-        return self._parts.take([Text(text)])
-
-    def said(
-        self,
-        index: int,
-        events: Sequence[Event],
-        token_ids: bytes | None,
-        usage: Usage | None,
-        scores: list[Score] | None = None,
-    ) -> bytes:
-        return self._parts.take(events)
 
     def closing(
         self,

@@ -5,12 +5,13 @@ Anthropic calls them content blocks and OpenAI's Responses output items; both be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from bien.gateway.parsing.events import CallArguments, CallBegin, CallEnd, Event, Reasoning, Text
-from bien.gateway.protocols.ask import Choice
+from bien.gateway.protocols.ask import Choice, Usage
+from bien.gateway.protocols.scores import Score
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -82,6 +83,32 @@ class Parts:
         self._open = Part(kind, len(self.all), name, id)
         self.all.append(self._open)
         return self._writer.began(self._open)
+
+
+class InParts:
+    """What answers that are written in parts share: see `Answer`."""
+
+    _parts: Parts
+
+    def piece(
+        self,
+        index: int,
+        text: str,
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        return self._parts.take([Text(text)])
+
+    def said(
+        self,
+        index: int,
+        events: Sequence[Event],
+        token_ids: bytes | None,
+        usage: Usage | None,
+        scores: list[Score] | None = None,
+    ) -> bytes:
+        return self._parts.take(events)
 
 
 class _Silent:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from bien.core.speculation.counts import DraftCounts
-from bien.gateway.parsing.events import Event, Text
 from bien.gateway.protocols.acceptance import Speculation
 from bien.gateway.protocols.ask import Ask, Choice, Usage
-from bien.gateway.protocols.parts import Part, Parts, parts_of
+from bien.gateway.protocols.parts import InParts, Part, Parts, parts_of
 from bien.gateway.protocols.refusal import Refusal
 from bien.gateway.protocols.responses import ResponseStyle
-from bien.gateway.protocols.scores import Score
 from bien.gateway.protocols.sealed import seal
 
 encode = msgspec.json.encode
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
-class ResponseAnswer:
+class ResponseAnswer(InParts):
     """response.created and in_progress; of each item output_item.added, its content, output_item.done; then
     response.completed, incomplete or failed with all of it. Every event has a number."""
 
@@ -43,26 +40,6 @@ class ResponseAnswer:
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
-
-    def piece(
-        self,
-        index: int,
-        text: str,
-        token_ids: bytes | None,
-        usage: Usage | None,
-        scores: list[Score] | None = None,
-    ) -> bytes:
-        return self._parts.take([Text(text)])
-
-    def said(
-        self,
-        index: int,
-        events: Sequence[Event],
-        token_ids: bytes | None,
-        usage: Usage | None,
-        scores: list[Score] | None = None,
-    ) -> bytes:
-        return self._parts.take(events)
 
     def closing(
         self,
