@@ -44,6 +44,7 @@ from bien.core.kv.hashing import HASH_BYTES
 from bien.core.kv.store import KVStore, Transfer
 from bien.core.parallel.communicator import Communicator
 from bien.core.parallel.strategy import Mesh, ParallelStrategy, Point
+from bien.core.parallel.whole import Whole
 from bien.core.plan import ExecutorPlan, NewSequence, PlanItem, StateCopy, StepPlan, StepResult, TableUpdate
 from bien.core.providers import API, KINDS, Context, NoParameters, Provider
 from bien.core.quantization.quantizer import LinearMethod, Quantizer, StackedMethod
@@ -155,6 +156,7 @@ __all__ = [
     "TransferPool",
     "Transfers",
     "UserError",
+    "Whole",
     "boundary_group",
     "cache_folder",
     "compile_library",
